@@ -55,7 +55,12 @@ fn new_finding(
 
 /// Creates the finding that profiling is impossible, with the same texts as `activate`.
 fn unprofilable_finding(reason: &Unprofilable, severity: Severity) -> Finding {
-    new_finding(reason.code(), severity, reason.message(), reason.remedy())
+    new_finding(
+        reason.finding_code(),
+        severity,
+        reason.message(),
+        reason.remedy(),
+    )
 }
 
 /// Adds findings about the dump directory: it cannot be used, is on a remote file system, or is nearly full.
@@ -111,7 +116,7 @@ mod tests {
             is_prefix_dir_world_writable: false,
             has_builtin_dumps: false,
             has_builtin_gdump: false,
-            leaves_threads_out: false,
+            may_skip_threads: false,
             sources: Vec::new(),
             misplaced_conf_file: None,
         }
@@ -209,7 +214,7 @@ mod tests {
             });
             let refused = crate::Error::from(reason.clone());
             let expected = new_finding(
-                reason.code(),
+                reason.finding_code(),
                 Severity::Error,
                 refused.to_string(),
                 refused.remedy,
@@ -291,7 +296,7 @@ mod tests {
             Warning,
             "`gdump state=off` turns it off",
         );
-        let threads = |facts: &mut Facts| jemalloc(facts).leaves_threads_out = true;
+        let threads = |facts: &mut Facts| jemalloc(facts).may_skip_threads = true;
         check(
             threads,
             "threads_left_out",

@@ -48,24 +48,24 @@ impl Error {
     }
 
     /// Sets the remedy, one imperative sentence, in place of an earlier one.
-    pub(crate) fn remedy(mut self, remedy: impl Into<String>) -> Self {
+    pub(crate) fn with_remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = remedy.into();
         self
     }
 
     /// Appends a remedy to the existing one, or sets it if there is none.
-    pub(crate) fn and_remedy(self, remedy: &str) -> Self {
+    pub(crate) fn with_further_remedy(self, remedy: &str) -> Self {
         match self.remedy.as_str() {
-            "" => self.remedy(remedy),
+            "" => self.with_remedy(remedy),
             first => {
                 let both = format!("{first}; {remedy}");
-                self.remedy(both)
+                self.with_remedy(both)
             }
         }
     }
 
     /// Sets the error number of the kernel or the allocator as the cause.
-    pub(crate) fn errno(mut self, errno: Errno) -> Self {
+    pub(crate) fn with_errno(mut self, errno: Errno) -> Self {
         self.source = Some(Cause::Errno(errno));
         self
     }
@@ -77,11 +77,12 @@ impl Error {
 
     /// Error of kind `Io`: the operating system refused `act` on a file. `act` is, for example, `"open /var/lib/x"`.
     pub(crate) fn io(act: &str, cause: &io::Error) -> Self {
-        Self::system(Operation::File, act, cause)
+        Self::io_for_operation(Operation::File, act, cause)
     }
 
-    /// Error of kind `Io`: the operating system refused `act`. The remedy depends on the errno and `operation`.
-    pub(crate) fn system(operation: Operation, act: &str, cause: &io::Error) -> Self {
+    /// Error of kind `Io`: the operating system refused `act`. The remedy depends on the errno and on the kind of
+    /// `operation`: a file, a thread or a memory file.
+    pub(crate) fn io_for_operation(operation: Operation, act: &str, cause: &io::Error) -> Self {
         let source = match cause.raw_os_error() {
             Some(code) => Cause::Errno(Errno::from_raw_os_error(code)),
             None => Cause::Text(cause.to_string()),
@@ -99,15 +100,15 @@ impl Error {
     }
 
     /// Error of kind `Allocator`: jemalloc refused the mallctl `name`.
-    pub(crate) fn mallctl(name: &str, errno: Errno) -> Self {
+    pub(crate) fn refused_mallctl(name: &str, errno: Errno) -> Self {
         Self {
             act: Some(format!("mallctl {name}")),
-            ..Self::allocator(format!("jemalloc refused {name}")).errno(errno)
+            ..Self::allocator(format!("jemalloc refused {name}")).with_errno(errno)
         }
     }
 
     /// Error number of the cause. `None` if there is no cause, or if it has no number.
-    pub fn os_error(&self) -> Option<Errno> {
+    pub fn errno(&self) -> Option<Errno> {
         match self.source {
             Some(Cause::Errno(errno)) => Some(errno),
             Some(Cause::Text(_)) | None => None,
@@ -129,6 +130,7 @@ impl fmt::Display for Error {
 /// Text and name of an errno, such as `No space left on device (ENOSPC)`.
 fn errno_text(errno: Errno) -> String {
     let text = io::Error::from_raw_os_error(errno.raw_os_error()).to_string();
+    // std appends the number, as in ` (os error 28)`.
     let text = text.split(" (os error").next().unwrap_or(&text).to_owned();
     let debug = nix::errno::Errno::from_raw(errno.raw_os_error());
     format!("{text} ({debug:?})")
@@ -143,7 +145,7 @@ mod tests {
         let error = Error::io("open /x", &io::Error::from_raw_os_error(libc::ENOSPC));
         let expected = "failed to open /x: No space left on device (ENOSPC)";
         assert_eq!(error.to_string(), expected);
-        assert_eq!(error.os_error(), Some(Errno::NOSPC));
+        assert_eq!(error.errno(), Some(Errno::NOSPC));
         assert_eq!(error.act.as_deref(), Some("open /x"));
     }
 }

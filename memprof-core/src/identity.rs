@@ -20,14 +20,14 @@ pub(crate) struct AllocatorIdentity {
 
 impl AllocatorIdentity {
     /// Version without the commit from which a jemalloc was built (the part after the dash).
-    pub(crate) fn release(&self) -> &str {
+    pub(crate) fn release_version(&self) -> &str {
         release_version(&self.version)
     }
 }
 
 impl fmt::Display for AllocatorIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind, self.release())
+        write!(f, "{} {}", self.kind, self.release_version())
     }
 }
 

@@ -49,7 +49,7 @@ pub use profiler::{
     ActivateOptions, AgeBucketWidth, LabelKeys, Profiler, ProfilerSettings, START_ACTIVE_HINT,
 };
 pub use sampler::{StartScope, sample_from_start};
-pub use system::seccomp::require_allowed_calls;
+pub use system::seccomp::require_seccomp_allows_calls;
 pub use unwinder::UnwinderSettings;
 pub use watching::high_water_watch::GdumpLimits;
 pub use watching::rule::WatchRule;

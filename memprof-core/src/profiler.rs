@@ -20,6 +20,7 @@ mod detach;
 mod dump_backends;
 mod dump_slot;
 mod dumper;
+mod earlier_sampling;
 mod exit_dump;
 mod labels;
 mod lease;
@@ -108,12 +109,12 @@ enum ProfilingState {
 }
 
 impl Profiler {
-    /// Finds the allocators, selects their samplers and starts the dumper thread. `now` counts as the host's start
-    /// time, and as the start of sampling that is already on. If the thread cannot be started, only logs a warning: the
-    /// first dump tries again.
+    /// Finds the allocators, selects their samplers and starts the dumper thread. From now on, memprof's sampler
+    /// excludes each thread that memprof starts. `now` counts as the host's start time, and as the start of sampling
+    /// that is already on. If the thread cannot be started, only logs a warning: the first dump tries again.
     pub fn new(settings: ProfilerSettings, now: SystemTime) -> Self {
-        memprof_own::at_thread_start(sampler::exclude_this_thread);
-        memprof_own::at_thread_end(sampler::leave_hooked_jemalloc);
+        memprof_own::set_thread_start_hook(sampler::exclude_this_thread);
+        memprof_own::set_thread_end_hook(sampler::touch_hooked_jemalloc);
         let mut profiler = Self {
             allocators: Allocators::find_all(&settings),
             switch: SamplingSwitch::new(settings.unwinder),
@@ -126,7 +127,7 @@ impl Profiler {
         profiler.select_default_sampler();
         if profiler.allocators.is_active() {
             profiler.switch.mark_active_before_memprof(now);
-            let backends = profiler.allocators.all();
+            let backends = profiler.allocators.all_backends();
             let is_sampled = backends.iter().any(|each| each.sampler_status().is_some());
             prepare_languages(LanguagesChoice::default(), is_sampled);
         }
@@ -140,8 +141,8 @@ impl Profiler {
     /// so, unless there is a reason why profiling is impossible.
     pub fn status(&self) -> ProfilerStatus {
         self.refresh_interception();
-        let backends = self.allocators.all();
-        let (kept, unreadable) = match self.settings.store.list() {
+        let backends = self.allocators.all_backends();
+        let (kept, unreadable) = match self.settings.store.list_dumps() {
             Ok(kept) => (kept.len(), None),
             Err(error) => (0, Some(error_text_with_remedy(&error))),
         };
@@ -176,7 +177,7 @@ impl Profiler {
         }
     }
 
-    /// Reason why nothing can be sampled, and its remedy. `None` if profiling is possible. Cheaper than a full
+    /// Reason why nothing can be sampled, and its remedy. `None` if profiling is possible or on. Cheaper than a full
     /// [`status`](Self::status).
     pub fn unavailable_reason_and_remedy(&self) -> Option<(String, String)> {
         match self.profiling_state() {
@@ -189,7 +190,7 @@ impl Profiler {
     /// the default ones can be, and otherwise inactive.
     fn profiling_state(&self) -> ProfilingState {
         if self.allocators.is_active() {
-            return ProfilingState::Active(self.switch.activation());
+            return ProfilingState::Active(self.switch.activation_times());
         }
         match self.allocators.default_unprofilable_reason() {
             Some(reason) => ProfilingState::Unavailable(reason),
@@ -201,16 +202,16 @@ impl Profiler {
     ///
     /// # Errors
     /// `Io`: the dump directory cannot be read, or is not safe.
-    pub fn list(&self) -> Result<Vec<KeptDump>> {
-        self.settings.store.list()
+    pub fn list_dumps(&self) -> Result<Vec<KeptDump>> {
+        self.settings.store.list_dumps()
     }
 
     /// Opens a kept dump.
     ///
     /// # Errors
-    /// `InvalidArgument`: no kept dump has this id. Otherwise as for [`list`](Self::list).
-    pub fn fetch(&self, id: &str) -> Result<OpenedDump> {
-        self.settings.store.fetch(id)
+    /// `InvalidArgument`: no kept dump has this id. Otherwise as for [`list_dumps`](Self::list_dumps).
+    pub fn open_dump(&self, id: &str) -> Result<OpenedDump> {
+        self.settings.store.open_dump(id)
     }
 }
 
@@ -235,7 +236,7 @@ fn for_each_backend(
             Err(error) if matches!(error.kind, ErrorKind::Unsupported | ErrorKind::Unavailable) => {
                 if backend.identity().kind.has_profiler() {
                     let message = format!("{error}: its allocations are in no profile");
-                    let error = Error::new(error.kind, message).remedy(&error.remedy);
+                    let error = Error::new(error.kind, message).with_remedy(&error.remedy);
                     warnings.push(error_text_with_remedy(&error));
                 }
                 unable.get_or_insert(error);
@@ -250,9 +251,10 @@ fn for_each_backend(
 }
 
 /// `Unsupported` error for a process without jemalloc. `has` completes the sentence `only jemalloc …`.
-fn needs_jemalloc_error(has: &str) -> Error {
+fn no_jemalloc_error(has: &str) -> Error {
     let message = format!("only jemalloc {has}, and this process has none that memprof can find");
-    Error::new(ErrorKind::Unsupported, message).remedy(Unprofilable::no_profiler(None).remedy())
+    Error::new(ErrorKind::Unsupported, message)
+        .with_remedy(Unprofilable::no_profiler(None).remedy())
 }
 
 /// Formats a time as `2026-01-31T12:00:00Z`, to the second.
@@ -285,24 +287,31 @@ mod tests {
         const OPT_PROF: bool = false;
     }
 
+    /// Creates a profiler of this process, with `host` as the jemalloc that the host passes. Also returns the
+    /// guard of its directory.
+    pub(super) fn new_profiler(host: Option<Mallctl>) -> (Arc<Profiler>, tempfile::TempDir) {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = ProfilerSettings {
+            program: "test".to_owned(),
+            host,
+            own_image: 0,
+            store: Store::new(
+                directory.path().join("dumps"),
+                crate::RetentionPolicy::default(),
+            ),
+            readers: READERS,
+            unwinder: UnwinderSettings::default(),
+            sampler: SamplerChoice::Allocator,
+            interval: None,
+        };
+        let profiler = Arc::new(Profiler::new(settings, SystemTime::now()));
+        (profiler, directory)
+    }
+
     #[test]
     fn activate_status_and_doctor_report_same_reason() {
-        let directory = tempfile::tempdir().unwrap();
         for host in [None, Some(fake_mallctl::<ProfOffFake>())] {
-            let settings = ProfilerSettings {
-                program: "test".to_owned(),
-                host,
-                own_image: 0,
-                store: Store::new(
-                    directory.path().join("dumps"),
-                    crate::RetentionPolicy::default(),
-                ),
-                readers: READERS,
-                unwinder: UnwinderSettings::default(),
-                sampler: SamplerChoice::Allocator,
-                interval: None,
-            };
-            let profiler = Arc::new(Profiler::new(settings, SystemTime::now()));
+            let (profiler, _directory) = new_profiler(host);
             let refused = profiler.activate(ActivateOptions::default()).unwrap_err();
             let refused = (refused.to_string(), refused.remedy);
             let status = profiler.status();

@@ -46,7 +46,7 @@ mod unseen_calls;
 pub(crate) use backend::Backend;
 pub use own_sampler::{StartScope, sample_from_start};
 pub(crate) use own_sampler::{
-    exclude_this_thread, leave_hooked_jemalloc, patched_allocators_beside,
-    stop_sampling_in_children,
+    exclude_this_thread, patched_allocators_beside_malloc, stop_sampling_in_children,
+    touch_hooked_jemalloc,
 };
 pub(crate) use selection::SamplerSelection;

@@ -6,10 +6,10 @@ mod code_history;
 #[cfg_attr(target_arch = "x86_64", path = "unwinder/installed_walker.rs")]
 #[cfg_attr(not(target_arch = "x86_64"), path = "unwinder/unsupported.rs")]
 mod installed_walker;
+mod periodic_task;
 mod process_context;
 #[cfg(target_arch = "x86_64")]
 mod thread_contexts;
-mod tick;
 
 use std::sync::Mutex;
 use std::time::SystemTime;
@@ -18,19 +18,19 @@ use crate::allocators::jemalloc::Jemalloc;
 use crate::lock::lock;
 use memprof_messages::{Provider, UnwinderChoice, UnwinderStatus, WalkerStatus};
 
-pub(crate) use code_history::{ChangedCode, comment_lines, update as update_code_history};
+pub(crate) use code_history::{ChangedCode, history_comment_lines, update_code_history};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use installed_walker::prepare_walks;
 pub(crate) use installed_walker::{
     LabelContext, LabelSetCounts, MAX_KEYS, MAX_SETS, for_each_label_set, label_set_counts,
-    set_alloc_time, set_labels, set_leased,
+    set_activation_leased, set_alloc_time, set_labels,
 };
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) use installed_walker::{LabelKeyRegistry, find_thread_contexts};
-pub(crate) use process_context::read_attribute_keys;
+pub(crate) use periodic_task::{PeriodicTask, clear_rules_and_record_code};
+pub(crate) use process_context::read_label_key_names;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use thread_contexts::{LabelKeyRegistry, find_thread_contexts};
-pub(crate) use tick::{PeriodicTask, notice_code_changes};
 
 /// Thread-local variable that points to each thread's labels.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,7 @@ pub(crate) struct ThreadContext {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LabelKeyNames {
     Program(LabelKeyRegistry),
-    /// The process context, if the process publishes one: see [`read_attribute_keys`].
+    /// The process context, if the process publishes one: see [`read_label_key_names`].
     OpenTelemetry,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct Unwinder {
 struct UnwinderState {
     setting: UnwinderChoice,
     allocators: Vec<WalkerRecord>,
-    loaded: tick::LoadCounts,
+    loaded: periodic_task::LoadCounts,
 }
 
 /// One jemalloc with its installed walker, or the reason why it keeps its own walker.
@@ -101,7 +101,7 @@ impl Unwinder {
         let state = UnwinderState {
             setting: settings.choice,
             allocators: Vec::new(),
-            loaded: tick::LoadCounts::default(),
+            loaded: periodic_task::LoadCounts::default(),
         };
         Self {
             settings,
@@ -111,13 +111,13 @@ impl Unwinder {
 
     /// Installs the walker of `choice`, or else of the settings, in each jemalloc that can profile. Replaces walkers
     /// installed earlier. If memprof's walker was requested, returns a warning for each jemalloc that keeps its own.
-    pub(crate) fn install(
+    pub(crate) fn install_walkers(
         &self,
         jemallocs: &[&Jemalloc],
         choice: Option<UnwinderChoice>,
     ) -> Vec<String> {
         let mut state = lock(&self.state);
-        state.uninstall_all();
+        state.uninstall_all_walkers();
         state.setting = choice.unwrap_or(self.settings.choice);
         state.loaded.clear_rules_if_changed();
         let setting = state.setting;
@@ -150,13 +150,14 @@ impl Unwinder {
         warnings.collect()
     }
 
-    /// Restores the built-in walker of each jemalloc.
-    pub(crate) fn uninstall(&self) {
-        lock(&self.state).uninstall_all();
+    /// Restores the previous walker of each jemalloc. An error is only logged.
+    pub(crate) fn uninstall_walkers(&self) {
+        lock(&self.state).uninstall_all_walkers();
     }
 
-    /// Clears the rules of unloaded code. Uninstalls memprof's walker from a jemalloc if their stacks differ too often.
-    pub(crate) fn maintain(&self) {
+    /// Clears the unwind rules if a library was loaded or unloaded, and the caches about stacks, because threads may
+    /// have ended. Uninstalls memprof's walker from each jemalloc whose own walker found other stacks too often.
+    pub(crate) fn maintain_walkers(&self) {
         let mut state = lock(&self.state);
         state.loaded.clear_rules_if_changed();
         installed_walker::clear_stack_cache();
@@ -174,13 +175,14 @@ impl Unwinder {
             .any(|record| record.reason.is_none())
     }
 
-    /// Names each jemalloc from which memprof's walker was uninstalled because their stacks differed, with the reason.
+    /// Names each jemalloc for which memprof's walker was given up, because jemalloc's walker found other stacks too
+    /// often, with the counts.
     pub(crate) fn disagreement_reasons(&self) -> Vec<String> {
         let state = lock(&self.state);
         let disagreeing = state
             .allocators
             .iter()
-            .filter(|record| record.counts().given_up);
+            .filter(|record| record.hook_stats().given_up);
         disagreeing
             .map(|record| {
                 format!(
@@ -205,23 +207,23 @@ impl Unwinder {
 
 impl Drop for Unwinder {
     fn drop(&mut self) {
-        self.uninstall();
+        self.uninstall_walkers();
     }
 }
 
 impl UnwinderState {
-    /// Restores the built-in walker of each jemalloc, because an activation ends or another one begins.
-    fn uninstall_all(&mut self) {
+    /// Restores the previous walker of each jemalloc, because an activation ends or another one begins.
+    fn uninstall_all_walkers(&mut self) {
         for record in &mut self.allocators {
-            record.uninstall(INACTIVE.to_owned());
+            record.uninstall_walker(INACTIVE.to_owned());
         }
     }
 }
 
 impl WalkerRecord {
-    /// Restores jemalloc's own walker, and stores the reason. Does nothing if memprof's walker is not installed. If
-    /// jemalloc refuses, logs an error, and memprof's walker stays.
-    fn uninstall(&mut self, reason: String) {
+    /// Restores the jemalloc's previous walker, and stores the reason. Does nothing if memprof's walker is not
+    /// installed. If jemalloc refuses, logs an error, and memprof's walker stays.
+    fn uninstall_walker(&mut self, reason: String) {
         if self.reason.is_some() {
             return;
         }
@@ -235,7 +237,7 @@ impl WalkerRecord {
 
     /// Uninstalls memprof's walker if its stacks differed from jemalloc's too often.
     fn uninstall_if_disagreeing(&mut self) {
-        let counts = self.counts();
+        let counts = self.hook_stats();
         if self.reason.is_some() || !counts.given_up {
             return;
         }
@@ -244,28 +246,28 @@ impl WalkerRecord {
             "{}: memprof's stack walk is given up: {reason}",
             self.jemalloc.identity
         );
-        self.uninstall(reason);
+        self.uninstall_walker(reason);
     }
 
-    /// States how many of the compared stacks agreed.
+    /// Text that states how many of the compared stacks agreed.
     fn disagreement_reason(&self) -> String {
         let installed_walker::HookStats {
             agreed, compared, ..
-        } = self.counts();
+        } = self.hook_stats();
         format!("only {agreed} of {compared} stacks were those that the allocator found")
     }
 
     /// Counts of walks and fallbacks since memprof's walker was installed; 0 if it never was.
-    fn counts(&self) -> installed_walker::HookStats {
+    fn hook_stats(&self) -> installed_walker::HookStats {
         self.walker.as_ref().map_or(
             installed_walker::HookStats::default(),
-            installed_walker::InstalledWalker::counts,
+            installed_walker::InstalledWalker::hook_stats,
         )
     }
 
     /// State of this jemalloc's walker, for the message `status`.
     fn status(&self) -> WalkerStatus {
-        let counts = self.counts();
+        let counts = self.hook_stats();
         WalkerStatus {
             allocator: self.jemalloc.identity.to_string(),
             walker: match &self.reason {
@@ -302,7 +304,7 @@ mod tests {
         let jemalloc = fake_jemalloc::<HooklessFake>(None);
         let check = |choice, reason: &str, warned: bool| {
             let unwinder = Unwinder::new(UnwinderSettings::default());
-            let warnings = unwinder.install(&[&jemalloc], choice);
+            let warnings = unwinder.install_walkers(&[&jemalloc], choice);
             assert_eq!(!warnings.is_empty(), warned, "{warnings:?}");
             assert!(!unwinder.has_own_walker());
             let status = unwinder.status();

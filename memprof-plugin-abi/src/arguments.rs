@@ -23,12 +23,14 @@ impl Arguments {
         let mut words: Vec<(String, String)> = Vec::new();
         for word in Self::split(args)? {
             let Some((key, value)) = word.split_once('=').filter(|(key, _)| !key.is_empty()) else {
-                return Err(invalid_argument(format!(
+                return Err(invalid_argument_failure(format!(
                     "argument {word:?} is not of the form key=value"
                 )));
             };
             if words.iter().any(|(known, _)| known == key) {
-                return Err(invalid_argument(format!("argument {key:?} is given twice")));
+                return Err(invalid_argument_failure(format!(
+                    "argument {key:?} is given twice"
+                )));
             }
             words.push((key.to_owned(), value.to_owned()));
         }
@@ -39,7 +41,7 @@ impl Arguments {
         })
     }
 
-    /// Sets the usage of the message, from which [`require`](Self::require) knows which other arguments are valid.
+    /// Sets the usage of the message, in which [`require`](Self::require) finds the other arguments that are valid.
     pub(crate) fn with_usage(self, usage: &'static str) -> Self {
         Self { usage, ..self }
     }
@@ -66,7 +68,7 @@ impl Arguments {
             }
         }
         if quoted {
-            return Err(invalid_argument(format!(
+            return Err(invalid_argument_failure(format!(
                 "a quote is left open in {args:?}"
             )));
         }
@@ -75,7 +77,8 @@ impl Arguments {
     }
 
     /// Joins the words of a command line to one text, which [`parse`](Self::parse) splits into the same words. Adds
-    /// quotes to values with blanks or quotes, because the shell has removed them.
+    /// quotes to values with blanks or quotes, because the shell has removed them. A word without `=` stays as it is:
+    /// [`parse`](Self::parse) refuses it.
     pub fn join<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
         let quoted = |word: &str| match word.split_once('=') {
             Some((key, value)) if value.contains(|c: char| c.is_whitespace() || c == '"') => {
@@ -98,8 +101,8 @@ impl Arguments {
     /// Removes the mandatory argument `key` and returns its value.
     ///
     /// # Errors
-    /// `InvalidArgument`: the key is absent. If an argument is in its place that the message's usage does not have, such
-    /// as a misspelled one, the failure is that of [`finish`](Self::finish) and names it.
+    /// `InvalidArgument`: the key is absent. If there is an argument that the message's usage lacks, such as a
+    /// misspelled one, the failure names that one, as [`finish`](Self::finish) does.
     pub fn require(&mut self, key: &'static str) -> Result<String, Failure> {
         if let Some(value) = self.take(key) {
             return Ok(value);
@@ -110,8 +113,8 @@ impl Arguments {
             valid.contains(&key) && !valid.contains(&&**word) && !self.known.contains(&&**word)
         });
         Err(match unknown {
-            Some((word, _)) => unknown_argument(word, &valid),
-            None => invalid_argument(format!("argument {key:?} is missing"))
+            Some((word, _)) => unknown_argument_failure(word, &valid),
+            None => invalid_argument_failure(format!("argument {key:?} is missing"))
                 .remedy(format!("send {key}=VALUE")),
         })
     }
@@ -125,20 +128,20 @@ impl Arguments {
         let Some((key, _)) = self.words.first() else {
             return Ok(());
         };
-        Err(unknown_argument(key, &self.known))
+        Err(unknown_argument_failure(key, &self.known))
     }
 }
 
-/// Failure of a message that has an argument besides the `valid` ones.
-fn unknown_argument(key: &str, valid: &[&str]) -> Failure {
+/// Creates the failure of a message that has an argument besides the `valid` ones.
+fn unknown_argument_failure(key: &str, valid: &[&str]) -> Failure {
     let remedy = match valid {
         [] => "this message takes no arguments".to_owned(),
         valid => format!("valid arguments: {}", valid.join(", ")),
     };
-    invalid_argument(format!("unknown argument {key:?}")).remedy(remedy)
+    invalid_argument_failure(format!("unknown argument {key:?}")).remedy(remedy)
 }
 
-/// Keys of the arguments in a message's usage: `name` and `for` of `name=NAME [for=TIME]`.
+/// Returns the keys of the arguments in a message's usage: `name` and `for` of `name=NAME [for=TIME]`.
 fn usage_keys(usage: &str) -> Vec<&str> {
     let words = usage.split(|c: char| c.is_whitespace() || "[]|(){}<>,".contains(c));
     words
@@ -146,8 +149,8 @@ fn usage_keys(usage: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Failure of kind `InvalidArgument`, without a remedy.
-fn invalid_argument(message: String) -> Failure {
+/// Creates a failure of kind `InvalidArgument`, without a remedy.
+fn invalid_argument_failure(message: String) -> Failure {
     Failure::new(MEMPROF_INVALID_ARGUMENT, message)
 }
 

@@ -46,7 +46,7 @@ pub const BUILD_INFO: &str = concat!("memprof SDK ", env!("CARGO_PKG_VERSION"));
 
 /// Creates the entry of plugin `P`, which its library exports to the host. It contains the name, the version, the
 /// messages, and the functions of this module as callbacks.
-pub const fn entry<P: Plugin, const COUNT: usize>(
+pub const fn create_entry<P: Plugin, const COUNT: usize>(
     messages: &'static MessagePointers<COUNT>,
 ) -> memprof_plugin_entry_t {
     memprof_plugin_entry_t {
@@ -58,9 +58,9 @@ pub const fn entry<P: Plugin, const COUNT: usize>(
         build_info: memprof_str_t::new(BUILD_INFO),
         messages: messages.0.as_ptr(),
         message_count: COUNT,
-        create: Some(create::<P>),
+        create: Some(create_plugin::<P>),
         handle_message: Some(handle_message::<P>),
-        destroy: Some(destroy::<P>),
+        destroy: Some(destroy_plugin::<P>),
         get_extension: Some(get_extension::<P>),
     }
 }
@@ -82,7 +82,7 @@ fn claim_for_process(owner: &AtomicU32, own: u32) -> bool {
 /// Implements `create` of memprof.h: creates `P` from its configuration, and sends the library's log to the host.
 /// Refuses a null pointer, a host of another ABI, and a second instance in one process. Logs a failure or a panic, and
 /// returns its status.
-unsafe extern "C" fn create<P: Plugin>(
+unsafe extern "C" fn create_plugin<P: Plugin>(
     host: *const memprof_host_t,
     config: memprof_str_t,
     plugin: *mut *mut memprof_plugin_t,
@@ -183,7 +183,7 @@ unsafe extern "C" fn handle_message<P: Plugin>(
 
 /// Implements `destroy` of memprof.h: drops the instance, so that `create` may be called again. Logs a panic. Ignores a
 /// null pointer.
-unsafe extern "C" fn destroy<P: Plugin>(plugin: *mut memprof_plugin_t) {
+unsafe extern "C" fn destroy_plugin<P: Plugin>(plugin: *mut memprof_plugin_t) {
     if plugin.is_null() {
         return;
     }
@@ -245,8 +245,8 @@ fn clear_instance() {
 /// Maximum number of characters of an unknown message name to repeat in replies and log lines.
 const MAX_SHOWN: usize = 64;
 
-/// Failure for an unknown message, with the valid names as the remedy. Escapes `name`, and cuts it after [`MAX_SHOWN`]
-/// characters.
+/// Creates the failure for an unknown message, with the valid names as the remedy. Escapes `name`, and cuts it after
+/// [`MAX_SHOWN`] characters.
 fn unknown_message_failure<P: Plugin>(name: &str) -> Failure {
     let mut shown: String = name.escape_debug().take(MAX_SHOWN).collect();
     if name.escape_debug().nth(MAX_SHOWN).is_some() {

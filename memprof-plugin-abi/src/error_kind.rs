@@ -22,14 +22,14 @@ macro_rules! kinds {
             /// All names, in the order of the kinds.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
 
-            /// Name of the kind, for a reply's `error.kind`.
+            /// Returns the name of the kind, for a reply's `error.kind`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$kind => $word,)+
                 }
             }
 
-            /// Kind with this name. `None` if the name is unknown.
+            /// Returns the kind with this name. `None` if the name is unknown.
             pub fn from_name(name: &str) -> Option<Self> {
                 match name {
                     $($word => Some(Self::$kind),)+
@@ -37,7 +37,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Negative status that a call through the ABI returns.
+            /// Returns the negative status that a call through the ABI returns for this kind.
             pub const fn status(self) -> Status {
                 match self {
                     $(Self::$kind => $status,)+

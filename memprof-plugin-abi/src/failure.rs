@@ -39,7 +39,7 @@ impl Failure {
         }
     }
 
-    /// Failure of kind `Io`: the operating system refused `act`, for example `"open /var/lib/x"`.
+    /// Creates a failure of kind `Io`: the operating system refused `act`, for example `"open /var/lib/x"`.
     pub fn io(act: &str, error: &io::Error) -> Self {
         Self {
             act: Some(act.into()),
@@ -56,19 +56,19 @@ impl Failure {
         self
     }
 
-    /// Status that the failed call returns through the ABI.
+    /// Returns the status that the failed call returns through the ABI.
     pub fn status(&self) -> Status {
         self.kind.status()
     }
 
-    /// Body of the error reply: a JSON object with `status`, `text` (message and remedy) and `error`.
+    /// Returns the body of the error reply: a JSON object with `status`, `text` (message and remedy) and `error`.
     pub fn to_json(&self) -> String {
         let error = self.to_value();
         json!({ "status": "error", "text": self.to_string(), "error": error }).to_string()
     }
 
-    /// Value of the reply's `error`: `{kind, message, remedy}`, plus `act`, `source`, `errno` and `retry_after_ms` if
-    /// set.
+    /// Returns the value of the reply's `error`: `{kind, message, remedy}`, plus `act`, `source`, `errno` and
+    /// `retry_after_ms` if set.
     pub fn to_value(&self) -> Value {
         let mut error =
             json!({ "kind": self.kind.name(), "message": self.message, "remedy": self.remedy });

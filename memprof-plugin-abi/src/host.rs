@@ -52,7 +52,7 @@ impl Host {
         Ok(Self(host))
     }
 
-    /// Address of the host's struct, from which [`from_address`](Self::from_address) restores the host.
+    /// Returns the address of the host's struct, from which [`from_address`](Self::from_address) restores the host.
     pub(crate) fn address(self) -> NonNull<memprof_host_t> {
         self.0
     }
@@ -71,19 +71,19 @@ impl Host {
         unsafe { self.0.as_ref() }
     }
 
-    /// Name of the program; empty if it is not UTF-8.
+    /// Returns the name of the program; empty if it is not UTF-8.
     pub fn name(&self) -> &str {
         // SAFETY: memprof.h, `memprof_host_t`: the text lives as long as the struct.
         unsafe { self.raw().name.as_str() }.unwrap_or("")
     }
 
-    /// Version of the program; empty if the host provides none, or if it is not UTF-8.
+    /// Returns the version of the program; empty if the host provides none, or if it is not UTF-8.
     pub fn version(&self) -> &str {
         // SAFETY: memprof.h, `memprof_host_t`: the text lives as long as the struct.
         unsafe { self.raw().version.as_str() }.unwrap_or("")
     }
 
-    /// The host's own jemalloc functions. `None` if the host does not pass them, or if its struct is smaller
+    /// Returns the host's own jemalloc functions. `None` if the host does not pass them, or if its struct is smaller
     /// than this build's.
     pub fn jemalloc(&self) -> Option<&memprof_jemalloc_t> {
         let found = self
@@ -95,8 +95,8 @@ impl Host {
         (found.struct_size >= size_of::<memprof_jemalloc_t>()).then_some(found)
     }
 
-    /// The callback for replies that are files. `None` if the host accepts no files, or if its struct is smaller than
-    /// this build's.
+    /// Returns the callback for replies that are files. `None` if the host accepts no files, or if its struct is
+    /// smaller than this build's.
     pub(crate) fn reply_fd(&self) -> Option<&memprof_reply_fd_t> {
         let found = self
             .extension(MEMPROF_EXTENSION_REPLY_FD)
@@ -107,7 +107,7 @@ impl Host {
         (found.struct_size >= size_of::<memprof_reply_fd_t>()).then_some(found)
     }
 
-    /// Pointer to the host's extension with this id; null if the host has none.
+    /// Returns a pointer to the host's extension with this id; null if the host has none.
     pub fn extension(&self, id: &str) -> *const c_void {
         match self.raw().get_extension {
             // SAFETY: memprof.h, `memprof_host_t.get_extension`: the callback is thread-safe, and the text outlives the
@@ -117,7 +117,8 @@ impl Host {
         }
     }
 
-    /// Whether the host would write a line of this level. If the host cannot answer, whether it has a log at all.
+    /// Returns whether the host would write a line of this level. If the host cannot answer, returns whether it has a
+    /// log.
     pub fn log_enabled(&self, level: log::Level) -> bool {
         match self.raw().log_enabled {
             // SAFETY: memprof.h, `memprof_host_t.log_enabled`: the callback is thread-safe.
@@ -136,7 +137,7 @@ impl Host {
     }
 }
 
-/// Number of a log level, as in memprof.h.
+/// Returns the number of a log level, as in memprof.h.
 fn level_number(level: log::Level) -> memprof_log_level_t {
     match level {
         log::Level::Error => MEMPROF_LOG_ERROR,

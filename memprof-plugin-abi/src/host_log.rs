@@ -61,8 +61,8 @@ fn log_panic(id: &str, info: &panic::PanicHookInfo<'_>) {
     }
 }
 
-/// Returns the calling thread with its name in quotes. For a thread that Rust code of this library did not create, it is
-/// the kernel's; `a thread without a name` if it is empty or cannot be read.
+/// Describes the calling thread by its name in quotes: that of Rust if this library created the thread, otherwise the
+/// kernel's. `a thread without a name` if the name is empty or cannot be read.
 fn describe_thread() -> String {
     let own = thread::current().name().map(str::to_owned);
     let name = own.unwrap_or_else(|| {
@@ -90,7 +90,7 @@ pub(crate) fn clear_host() {
     }
 }
 
-/// The host, from `create` to `destroy`. `None` at other times.
+/// Returns the host, from `create` to `destroy`. `None` at other times.
 pub(crate) fn host() -> Option<Host> {
     let address = NonNull::new(HOST.load(Ordering::SeqCst))?;
     // SAFETY: `set_host` stored the address of a host. It is valid until `clear_host` has returned.
@@ -123,12 +123,12 @@ impl InFlightCalls {
         });
     }
 
-    /// Whether a call in process `own` is running.
+    /// Returns whether a call in process `own` is running.
     fn any_in_flight(&self, own: u32) -> bool {
         count_for_process(self.0.load(Ordering::SeqCst), own) > 0
     }
 
-    /// Atomically replaces the packed pid and count by the result of `change`, which may be called several times.
+    /// Replaces the packed pid and count atomically by the result of `change`, which may be called several times.
     fn update(&self, change: impl Fn(u64) -> u64) {
         let changed = |state| Some(change(state));
         // Cannot fail, because `changed` always returns a value.
@@ -138,7 +138,7 @@ impl InFlightCalls {
     }
 }
 
-/// Number of calls in the packed `state`; 0 if it belongs to a process other than `own`.
+/// Returns the number of calls in the packed `state`; 0 if it belongs to a process other than `own`.
 fn count_for_process(state: u64, own: u32) -> u32 {
     let (process, calls) = ((state >> 32) as u32, state as u32);
     if process == own { calls } else { 0 }
@@ -149,7 +149,7 @@ struct InFlightCall(());
 
 impl InFlightCall {
     /// Counts a call into the host, which begins now, until the guard is dropped.
-    fn begin() -> Self {
+    fn start() -> Self {
         IN_FLIGHT.add_call(process::id());
         Self(())
     }
@@ -172,7 +172,7 @@ impl<P: LogTarget> HostLogger<P> {
     /// for it.
     fn with_host(work: impl FnOnce(&Host)) {
         // The call is counted before the host is read, because `clear_host` clears the host before it reads the count.
-        let _call = InFlightCall::begin();
+        let _call = InFlightCall::start();
         if let Some(host) = host() {
             work(&host);
         }

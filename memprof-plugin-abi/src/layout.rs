@@ -42,13 +42,13 @@ impl RootModule for LayoutRef {
     const VERSION_STRINGS: VersionStrings = package_version_strings!();
 }
 
-/// Description of this build's struct layouts. A plugin exports it as [`SYMBOL`].
+/// Returns the description of this build's struct layouts. A plugin exports it as [`SYMBOL`].
 pub const fn header() -> LibHeader {
     // SAFETY: `root_module` returns a `LayoutRef`, as abi_stable's `from_constructor` requires.
     unsafe { LibHeader::from_constructor::<LayoutRef>(root_module, CheckTypeLayout::Yes) }
 }
 
-/// Constructor of the root module, which has the struct layouts to compare. abi_stable calls it.
+/// Constructs the root module, which has the struct layouts to compare. abi_stable calls it.
 extern "C" fn root_module() -> RootModuleResult {
     /// Value of [`Layout::structs`]; never called.
     unsafe extern "C" fn structs(
@@ -66,7 +66,7 @@ extern "C" fn root_module() -> RootModuleResult {
 /// # Errors
 /// The layouts differ, or abi_stable cannot read the header. Returns a line with the first difference, and abi_stable's
 /// full report.
-pub fn check(header: AbiHeaderRef) -> Result<(), (String, String)> {
+pub fn check_layouts(header: AbiHeaderRef) -> Result<(), (String, String)> {
     header
         .upgrade()
         .and_then(LibHeader::ensure_layout::<LayoutRef>)

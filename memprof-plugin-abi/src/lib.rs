@@ -64,6 +64,6 @@ pub use text::{Utf8, escape_controls};
 #[doc(hidden)]
 pub use abi_stable;
 #[doc(hidden)]
-pub use boundary::{BUILD_INFO, MessagePointers, entry};
+pub use boundary::{BUILD_INFO, MessagePointers, create_entry};
 #[doc(hidden)]
 pub use stay_loaded::stay_loaded;

@@ -54,17 +54,17 @@ impl Message {
         })
     }
 
-    /// Name by which the message is sent.
+    /// Returns the name by which the message is sent.
     pub fn name(&self) -> &'static str {
         static_text(self.0.name)
     }
 
-    /// Arguments as a person would type them, such as `[name=NAME]`. Empty if there are none.
+    /// Returns the arguments as a person would type them, such as `[name=NAME]`. Empty if there are none.
     pub fn usage(&self) -> &'static str {
         static_text(self.0.usage)
     }
 
-    /// One sentence about the effect of the message.
+    /// Returns one sentence about the effect of the message.
     pub fn help(&self) -> &'static str {
         static_text(self.0.help)
     }
@@ -74,7 +74,7 @@ impl Message {
     unsafe_code,
     reason = "reads back the text that `Message::new` borrowed"
 )]
-/// The text of a field that [`Message::new`] set.
+/// Returns the text of a field that [`Message::new`] set.
 fn static_text(text: memprof_str_t) -> &'static str {
     // SAFETY: `Message::new` is the only constructor, and borrows a `&'static str`.
     unsafe { text.as_str() }.expect("it was a str")
@@ -105,7 +105,7 @@ macro_rules! __export_entry {
             const COUNT: usize = <$plugin as $crate::Plugin>::MESSAGES.len();
             static POINTERS: $crate::MessagePointers<COUNT> =
                 $crate::MessagePointers::new(<$plugin as $crate::Plugin>::MESSAGES);
-            $crate::entry::<$plugin, COUNT>(&POINTERS)
+            $crate::create_entry::<$plugin, COUNT>(&POINTERS)
         };
         const _: () = {
             /// The symbol that the host reads first (memprof.h).

@@ -45,12 +45,12 @@ impl Reply<'_> {
         }
     }
 
-    /// Whether a part of the body was written, or its content type was set.
+    /// Returns whether a part of the body was written, or its content type was set.
     pub(crate) fn has_begun(&self) -> bool {
         self.has_begun
     }
 
-    /// Whether the body is complete JSON, so that nothing may be appended.
+    /// Returns whether the body is complete JSON, so that nothing may be appended.
     pub(crate) fn is_json(&self) -> bool {
         self.is_json
     }
@@ -154,7 +154,7 @@ impl Reply<'_> {
     }
 }
 
-/// Failure to read the file of a body.
+/// Creates the failure to read the file of a body.
 fn read_error(error: &io::Error) -> Failure {
     Failure::io("read the body", error)
 }

@@ -15,12 +15,12 @@ unsafe impl Sync for memprof_message_t {}
 /// `Bidi_Control`) as in Rust's literals, for example a newline as `\n`. A log line then stays one line, and shows its
 /// characters in their order, no matter what a client sent.
 pub fn escape_controls(text: &str) -> Cow<'_, str> {
-    if !text.contains(is_harmful) {
+    if !text.contains(needs_escape) {
         return Cow::Borrowed(text);
     }
     let mut escaped = String::with_capacity(text.len() + 8);
     for c in text.chars() {
-        match is_harmful(c) {
+        match needs_escape(c) {
             true => escaped.extend(c.escape_default()),
             false => escaped.push(c),
         }
@@ -28,8 +28,8 @@ pub fn escape_controls(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Whether a character must not be in a line of a log as it is.
-fn is_harmful(c: char) -> bool {
+/// Returns whether a character is a control character, separates lines, or changes the direction of writing.
+fn needs_escape(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}')
         || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -58,7 +58,7 @@ impl memprof_str_t {
         }
     }
 
-    /// Bytes that the other side lent. Empty for a null pointer.
+    /// Returns the bytes that the other side lent. Empty for a null pointer.
     ///
     /// # Safety
     /// `ptr` points to `len` bytes that stay unchanged during `'a`, or `len` is 0.
@@ -70,7 +70,7 @@ impl memprof_str_t {
         unsafe { slice::from_raw_parts(self.ptr.cast(), self.len) }
     }
 
-    /// Text that the other side lent. An error if it is not UTF-8.
+    /// Returns the text that the other side lent. Fails if it is not UTF-8.
     ///
     /// # Safety
     /// As for [`as_bytes`](Self::as_bytes).

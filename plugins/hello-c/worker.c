@@ -40,6 +40,7 @@ static memprof_status_t create(const memprof_host_t *from, memprof_str_t config,
     *plugin = &host;
     if (memprof_read_config(host, config, NULL, 0) != MEMPROF_OK) return MEMPROF_INVALID_ARGUMENT;
     stops = 0;
+    ticks = 0;
     /* The program's signals are for its own threads. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);

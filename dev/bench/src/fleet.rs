@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use xtask::dist::{self, Profile, dist};
+use xtask::dist::{self, Profile, dist_dir};
 use xtask::packages;
-use xtask::run::root;
+use xtask::run::project_root;
 
 use crate::limits::Measurements;
 use processes::{MACHINES, PROCESSES, Processes};
@@ -33,9 +33,9 @@ const NO_DATA_EXIT_CODE: i32 = 5;
 /// sums.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     packages::ensure_installed(&["python3-venv"])?;
-    let engines = testkit::python::interpreter(&ENGINES)?;
+    let engines = testkit::python::install_packages(&ENGINES)?;
     dist::build_all(Profile::Release)?;
-    let directory = tempfile::tempdir_in(root().join("target/bench"))?;
+    let directory = tempfile::tempdir_in(project_root().join("target/bench"))?;
     let store = Store::new(directory.path())?;
     let processes = store.fill()?;
     let samples = processes.totals.samples;
@@ -126,7 +126,7 @@ impl<'p> Store<'p> {
 
     /// Runs `memprof-fleet` with the store's configuration. Returns its exit status and output, also if it fails.
     fn run(&self, args: &[&str]) -> Result<Output> {
-        let mut command = Command::new(dist().join("bin/memprof-fleet"));
+        let mut command = Command::new(dist_dir().join("bin/memprof-fleet"));
         command.args(args).arg("--config");
         command
             .arg(self.directory.join("fleet.toml"))
@@ -208,10 +208,10 @@ impl<'p> Store<'p> {
 
 /// Stacks of a program of the corpus, `ROOT;…;LEAF`.
 fn corpus_stacks(program: &str) -> Result<Vec<String>> {
-    let dump = root().join(format!(
+    let dump = project_root().join(format!(
         "outside/memprof-report/tests/corpus/{program}.heap.gz"
     ));
-    let mut report = Command::new(dist().join("bin/memprof"));
+    let mut report = Command::new(dist_dir().join("bin/memprof"));
     report.args(["report", "--no-symbols", "--format", "collapsed"]);
     let output = report.arg(dump).output()?;
     ensure!(output.status.success(), "{program}: {output:?}");

@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use xtask::dist::{self, dist};
+use xtask::dist::{self, dist_dir};
 use xtask::packages;
-use xtask::run::{root, run};
+use xtask::run::{project_root, run};
 
 use crate::limits::Measurements;
 use crate::ratios::Ratios;
@@ -77,12 +77,14 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
 
 /// Returns the command `memprof test` for `command`, with the budget in `directory` and further `options`.
 fn gate_command(directory: &Path, options: &[&str], command: &[&str]) -> Command {
-    let mut gate_command = Command::new(dist().join("bin/memprof"));
+    let mut gate_command = Command::new(dist_dir().join("bin/memprof"));
     gate_command
         .args(["test", "--budget"])
         .arg(budget_file(directory));
     gate_command.args(options).arg("--").args(command);
-    gate_command.current_dir(root()).stdout(Stdio::null());
+    gate_command
+        .current_dir(project_root())
+        .stdout(Stdio::null());
     gate_command
 }
 
@@ -96,9 +98,9 @@ fn build_programs() -> Result<()> {
     let cpp = format!("{SOURCES}/growth.cc");
     dist::compile("c++", &cpp, "bench/growth_cpp", &[])?;
     let mut rustc = Command::new("rustc");
-    rustc.args(["-g", "-O"]).current_dir(root());
+    rustc.args(["-g", "-O"]).current_dir(project_root());
     rustc.arg(format!("{SOURCES}/growth.rs"));
-    run(rustc.arg("-o").arg(dist().join("bench/growth_rust")))
+    run(rustc.arg("-o").arg(dist_dir().join("bench/growth_rust")))
 }
 
 /// Run times of each round in seconds, without and with `memprof test`.
@@ -117,7 +119,7 @@ impl RunTimes {
         let bare = || {
             let mut bare = Command::new(command[0]);
             bare.args(&command[1..]);
-            bare.current_dir(root()).stdout(Stdio::null());
+            bare.current_dir(project_root()).stdout(Stdio::null());
             bare
         };
         time_run(&mut bare())?;

@@ -13,7 +13,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use memprof_host::client::Client;
 use tempfile::TempDir;
-use xtask::dist::{compile, dist, host_library, host_link_args};
+use xtask::dist::{compile, dist_dir, host_library_path, host_link_args};
 use xtask::run::output;
 
 use crate::limits::Measurements;
@@ -195,14 +195,14 @@ fn measure_paths(paths: &mut [MessagePath<'_>]) -> Result<Vec<(&'static str, Lat
 
 /// Measures calls by a host in C, in a process of its own.
 fn measure_calls_in_c(config: &Path, plugin: &str, message: &str) -> Result<Latency> {
-    let library = host_library()?;
+    let library = host_library_path()?;
     compile(
         "cc",
         "dev/bench/src/latency.c",
         "bench/latency",
         &host_link_args(&library),
     )?;
-    let mut program = Command::new(dist().join("bench/latency"));
+    let mut program = Command::new(dist_dir().join("bench/latency"));
     program.arg(config).args([plugin, message]);
     run_for_latency(&mut program)
 }
@@ -217,7 +217,7 @@ fn measure_calls_in_interpreter(
     let option = if interpreter == "python3" { "-c" } else { "-e" };
     program
         .args([option, script])
-        .arg(dist().join("plugins/memory_profile.so"))
+        .arg(dist_dir().join("plugins/memory_profile.so"))
         .env("MEMPROF_DUMP_DIR", directory);
     run_for_latency(&mut program)
 }
@@ -247,7 +247,7 @@ impl Redis {
         for plugin in ["hello_rust.so", "memory_profile.so"] {
             command
                 .arg("--loadmodule")
-                .arg(dist().join("plugins").join(plugin));
+                .arg(dist_dir().join("plugins").join(plugin));
         }
         command.env("XDG_STATE_HOME", directory.path());
         let mut child = command

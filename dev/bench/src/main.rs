@@ -26,7 +26,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use xtask::dist::{self, Profile};
-use xtask::run::root;
+use xtask::run::project_root;
 
 use crate::limits::Measurements;
 
@@ -95,9 +95,9 @@ fn bench(args: &[&str]) -> Result<()> {
         wanted = DEFAULT_PARTS.to_vec();
     }
     if builds {
-        dist::build(Profile::Release)?;
+        dist::build_without_fleet(Profile::Release)?;
     }
-    let directory = root().join("target/bench");
+    let directory = project_root().join("target/bench");
     std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
     let load = std::fs::read_to_string("/proc/loadavg")?;
     println!("load average at the start: {}", load.trim_end());

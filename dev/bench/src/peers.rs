@@ -15,8 +15,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use xtask::dist::dist;
-use xtask::run::{output, root};
+use xtask::dist::dist_dir;
+use xtask::run::{output, project_root};
 
 use self::process_usage::{ProcessUsage, role_command};
 use crate::limits::Measurements;
@@ -30,7 +30,7 @@ const PROGRAM: &str = "/usr/lib/gcc/x86_64-linux-gnu/12/cc1plus";
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     let directory = tempfile::tempdir()?;
     let (real_dump, big_dump) = write_dumps(directory.path())?;
-    let memprof = dist().join("bin/memprof");
+    let memprof = dist_dir().join("bin/memprof");
     let report = |arguments: &[&str], file: &Path| {
         let mut report = Command::new(&memprof);
         report.arg("report").args(arguments).arg(file);
@@ -102,7 +102,7 @@ fn measure_parsing(file: &Path, measurements: &mut Measurements) -> Result<()> {
 /// Writes cc1plus.heap from the corpus, and big.heap, which is generated from it; returns both paths.
 fn write_dumps(directory: &Path) -> Result<(PathBuf, PathBuf)> {
     let (real_dump, big_dump) = (directory.join("cc1plus.heap"), directory.join("big.heap"));
-    let packed = root().join("outside/memprof-report/tests/corpus/cc1plus.heap.gz");
+    let packed = project_root().join("outside/memprof-report/tests/corpus/cc1plus.heap.gz");
     let text = output(Command::new("gzip").arg("-dc").arg(packed))?;
     fs::write(&real_dump, &text)?;
     let mut out = BufWriter::new(File::create(&big_dump)?);

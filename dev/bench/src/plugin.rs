@@ -17,8 +17,8 @@ use anyhow::{Context, Result, bail};
 use memprof_host::client::Client;
 use memprof_host::{Config, HostProgram};
 
-use xtask::dist::dist;
-use xtask::run::root;
+use xtask::dist::dist_dir;
+use xtask::run::project_root;
 
 use crate::limits::Measurements;
 
@@ -70,7 +70,7 @@ fn host_that_counts_log_lines() -> HostProgram {
 pub(crate) fn load_plugin(plugin: &str, config: &str) -> Result<memprof_host::Instance> {
     let text = format!(
         "[[plugin]]\npath = {:?}\n[plugin.config]\n{config}",
-        dist().join(plugin)
+        dist_dir().join(plugin)
     );
     let config = Config::parse(&text).map_err(anyhow::Error::msg)?;
     memprof_host::load(&config.plugin[0], host_that_counts_log_lines()).context(plugin.to_owned())
@@ -109,7 +109,7 @@ fn fastest_nanoseconds(call: impl Fn()) -> f64 {
 /// Measures the resident memory that the loaded plugin adds to a process.
 fn measure_memory(measurements: &mut Measurements) -> Result<()> {
     let before = anonymous_kib()?;
-    let directory = root().join("target/bench");
+    let directory = project_root().join("target/bench");
     let plugin = load_plugin(
         "plugins/memory_profile.so",
         &format!("dump_dir = {directory:?}"),
@@ -244,11 +244,11 @@ pub(crate) struct Host {
 impl Host {
     /// Starts a host in C with two plugins beside jemalloc, and waits until it has opened its socket.
     pub(crate) fn start() -> Result<Self> {
-        let directory = root().join("target/bench");
+        let directory = project_root().join("target/bench");
         fs::create_dir_all(&directory)?;
         let config = directory.join("host.toml");
         fs::write(&config, config_text(&directory))?;
-        let mut child = Command::new(dist().join("examples/c_host"))
+        let mut child = Command::new(dist_dir().join("examples/c_host"))
             .arg("--config")
             .arg(&config)
             .env("LD_PRELOAD", "libjemalloc.so.2")
@@ -278,9 +278,9 @@ pub(crate) fn config_text(directory: &Path) -> String {
     format!(
         "[log]\nlevel = \"info\"\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n\
          [[plugin]]\npath = {:?}\n",
-        dist().join("plugins/memory_profile.so"),
+        dist_dir().join("plugins/memory_profile.so"),
         directory.join("dumps"),
-        dist().join("plugins/hello_c.so")
+        dist_dir().join("plugins/hello_c.so")
     )
 }
 

@@ -12,7 +12,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use testkit::python;
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 use xtask::packages;
 use xtask::run::{output, run};
 
@@ -113,7 +113,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     packages::ensure_installed(packages::TEST)?;
     let interpreter = match env::var_os(INTERPRETER) {
         Some(interpreter) => interpreter.into(),
-        None => python::interpreter(PACKAGES)?,
+        None => python::install_packages(PACKAGES)?,
     };
     let directory = tempfile::tempdir()?;
     copy_benchmarks(&interpreter, directory.path())?;
@@ -186,7 +186,7 @@ fn copy_benchmarks(interpreter: &Path, directory: &Path) -> Result<()> {
 /// Sends a message to the plugin of a process, or attaches it.
 fn send(message: &[&str], pid: u32, directory: &Path) -> Result<()> {
     let (name, words) = message.split_first().context("a message")?;
-    let mut memprof = Command::new(dist().join("bin/memprof"));
+    let mut memprof = Command::new(dist_dir().join("bin/memprof"));
     memprof.arg(name).arg(pid.to_string()).args(words);
     memprof.env("MEMPROF_SOCKET_DIR", directory.join("run"));
     output(&mut memprof).map(drop)

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use xtask::dist::dist;
-use xtask::run::root;
+use xtask::dist::dist_dir;
+use xtask::run::project_root;
 
 use crate::address_dump::dump_of_this_program;
 use crate::limits::Measurements;
@@ -37,7 +37,7 @@ pub(super) fn measure(measurements: &mut Measurements) -> Result<()> {
     fs::write(&named, synthetic::named_dump(TREE_NODES)?)?;
     let addresses = directory.path().join("addresses.heap");
     fs::write(&addresses, dump_of_this_program()?.0)?;
-    let real = root().join("outside/memprof-report/tests/corpus/cc1plus.heap.gz");
+    let real = project_root().join("outside/memprof-report/tests/corpus/cc1plus.heap.gz");
     let names: &[&str] = &["--flat", "--lines", "--format=collapsed"];
     for (figure, options, file) in [
         (
@@ -56,7 +56,7 @@ pub(super) fn measure(measurements: &mut Measurements) -> Result<()> {
             let times = (0..runs).map(|_| work::cpu_seconds(&mut report(program, options, file)));
             times.sum()
         };
-        let ratios = measure_ratios(&before, dist().join("bin/memprof").as_os_str(), seconds)?;
+        let ratios = measure_ratios(&before, dist_dir().join("bin/memprof").as_os_str(), seconds)?;
         measurements.record(figure, ratios.median(), &ratios)?;
     }
     Ok(())

@@ -13,7 +13,7 @@ use serde_json::Value;
 use testkit::processes::threads;
 
 use torture::programs::build_stress_host;
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 
 use crate::limits::Measurements;
 
@@ -129,12 +129,12 @@ impl Host {
         let text = format!(
             "[control]\nsocket = {socket:?}\n[[plugin]]\npath = {:?}\n[plugin.config]\n\
              dump_dir = {:?}\n[[plugin.config.watch]]\nrss_above = \"100%\"\n",
-            dist().join("plugins/memory_profile.so"),
+            dist_dir().join("plugins/memory_profile.so"),
             directory.path().join("dumps")
         );
         fs::write(&config, text)?;
         let conf = format!("prof:true,prof_active:false,narenas:{ARENAS}");
-        let mut child = Command::new(dist().join("torture/stress_host"))
+        let mut child = Command::new(dist_dir().join("torture/stress_host"))
             .arg(&config)
             .arg(directory.path().join("counters"))
             .arg(format!("idle={ARENAS}"))

@@ -9,9 +9,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use xtask::dist::{self, dist};
+use xtask::dist::{self, dist_dir};
 use xtask::packages;
-use xtask::run::{output, root};
+use xtask::run::{output, project_root};
 
 use crate::limits::Measurements;
 use crate::ratios::Ratios;
@@ -71,7 +71,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
 
 /// Builds the program that measures pairs of malloc and free.
 fn build_pairs() -> Result<()> {
-    let library = dist::host_library()?;
+    let library = dist::host_library_path()?;
     let options = dist::host_link_args(&library);
     dist::compile("cc", "dev/bench/src/pairs.c", "bench/pairs", &options)
 }
@@ -111,7 +111,7 @@ fn measure_peers() -> Result<()> {
 /// none; `env` are variables for it. Only lines of the state `off`, in which memprof does not sample, count: the
 /// other profiler may print lines too.
 fn round_times(command: &[&str], env: &[(&str, &str)]) -> Result<BTreeMap<String, Vec<f64>>> {
-    let pairs = dist().join("bench/pairs");
+    let pairs = dist_dir().join("bench/pairs");
     let pairs = pairs.to_str().context("the path is not UTF-8")?;
     let arguments = [command, &[pairs, PEER_ROUNDS]].concat();
     let mut program = Command::new(arguments[0]);
@@ -142,13 +142,15 @@ fn ratios_to_bare(
     let text = format!(
         "[control]\nsocket = {:?}\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n",
         directory.path().join("socket"),
-        dist().join("plugins/memory_profile.so"),
+        dist_dir().join("plugins/memory_profile.so"),
         directory.path().join("dumps"),
     );
     fs::write(&config, text)?;
-    let mut program = Command::new(dist().join("bench/pairs"));
+    let mut program = Command::new(dist_dir().join("bench/pairs"));
     program.arg(&config).args([sampler, ROUNDS]);
-    program.envs(env.iter().copied()).current_dir(root());
+    program
+        .envs(env.iter().copied())
+        .current_dir(project_root());
     program.env("MEMPROF_SOCKET_DIR", directory.path().join("run"));
     let mut ratios: BTreeMap<_, Vec<f64>> = BTreeMap::new();
     let mut off = BTreeMap::new();

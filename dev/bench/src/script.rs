@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use tempfile::NamedTempFile;
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 
 /// Exit status and text of a script.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Script {
     ) -> Result<Self> {
         // A pipe would stay open as long as what the script left running.
         let log = NamedTempFile::new()?;
-        let mut path = dist().join("bin").into_os_string();
+        let mut path = dist_dir().join("bin").into_os_string();
         path.push(":");
         path.push(std::env::var_os("PATH").context("no PATH")?);
         // Both outputs share one file offset, so that neither overwrites the other.
@@ -56,7 +56,7 @@ impl Script {
             .args(["sh", option, script])
             .current_dir(place)
             .env("PATH", path)
-            .env("PLUGIN", dist().join("plugins/memory_profile.so"))
+            .env("PLUGIN", dist_dir().join("plugins/memory_profile.so"))
             .env("MEMPROF_SOCKET_DIR", place.join("run"))
             .env("XDG_STATE_HOME", place.join("state"))
             .envs(variables.iter().copied())

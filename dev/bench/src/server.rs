@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use torture::many_stacks::{ManyStacks, Server};
-use xtask::run::root;
+use xtask::run::project_root;
 
 use crate::limits::Measurements;
 
@@ -26,7 +26,7 @@ const RELEASE_DELAY: Duration = Duration::from_secs(4);
 
 /// Records the cost of a dump over HTTP against a bare one, of a list, and the server's memory after reports.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
-    let directory = root().join("target/bench");
+    let directory = project_root().join("target/bench");
     let host = ManyStacks::start(&directory, STACKS)?;
     let http = directory.join("http.sock");
     let path = http.to_str().context("the path is not UTF-8")?;

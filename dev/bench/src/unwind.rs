@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use torture::probe::{self, Report, WalkMode};
-use xtask::dist::{self, Profile, dist};
+use xtask::dist::{self, Profile, dist_dir};
 use xtask::packages;
 use xtask::run::output;
 
@@ -26,7 +26,7 @@ const LG_SAMPLE: u32 = 14;
 /// Records the walk's cost in the micro benchmark and in real programs.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     packages::ensure_installed(packages::TEST)?;
-    dist::build_probe(Profile::Release)?;
+    dist::build_unwind_probe(Profile::Release)?;
     let threads = ["-lpthread", "-ldl"];
     dist::compile(
         "cc",
@@ -58,7 +58,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
 /// Measures the cost of a sample after twenty calls: (memprof − no sampling) / (jemalloc − no sampling). The sample
 /// interval is 2 to the power of `lg_sample` bytes.
 fn measure_micro(lg_sample: u32, measurements: &mut Measurements) -> Result<()> {
-    let program = dist().join("bench/micro");
+    let program = dist_dir().join("bench/micro");
     let directory = tempfile::tempdir()?;
     let mut timed = work::command(&program.to_string_lossy(), &[ROUNDS, ALLOCATIONS]);
     probe::preload(

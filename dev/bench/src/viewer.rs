@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result};
 use webdriver::Browser;
 
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 use xtask::packages;
-use xtask::run::{root, run};
+use xtask::run::{project_root, run};
 
 use crate::limits::Measurements;
 use crate::synthetic;
@@ -42,11 +42,11 @@ const TIME_FUNCTION: &str = "
 
 /// Records the viewer's size, and the times of its first paint, zooms and searches.
 pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
-    let directory = root().join("target/bench");
+    let directory = project_root().join("target/bench");
     packages::ensure_installed(&["chromium", "chromium-driver"])?;
     let (dump, page) = (directory.join("viewer.heap"), directory.join("viewer.html"));
     fs::write(&dump, synthetic::named_dump(NODES)?)?;
-    let mut report = Command::new(dist().join("bin/memprof"));
+    let mut report = Command::new(dist_dir().join("bin/memprof"));
     report.args(["report", "--format=html", "--no-symbols", "-o"]);
     run(report.arg(&page).arg(&dump))?;
     let html = fs::read_to_string(&page)?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use xtask::run::{output, root, run};
+use xtask::run::{output, project_root, run};
 
 /// Source for the compiler, some seconds of work.
 const TEMPLATES: &str = "dev/bench/src/unwind/templates.cc";
@@ -23,7 +23,7 @@ const PYTHON: &str = "import json\nkept = {}\n\
 /// Returns the command of a program, without a shell, in the root of the source tree.
 pub(crate) fn command(program: &str, args: &[&str]) -> Command {
     let mut command = Command::new(program);
-    command.args(args).current_dir(root());
+    command.args(args).current_dir(project_root());
     command
 }
 

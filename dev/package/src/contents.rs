@@ -253,13 +253,13 @@ pub(crate) const DEBUG: Package = Package {
 #[cfg(test)]
 mod tests {
     use super::{FileSource, PACKAGES};
-    use xtask::run::root;
+    use xtask::run::project_root;
 
     /// The SDK has the crates alone, so a link to another file of the sources leads nowhere.
     #[test]
     fn readmes_of_the_sdk_link_to_no_file_of_the_sources() {
         for name in xtask::dist::SDK {
-            let folders = ["", "in-process", "outside"].map(|folder| root().join(folder));
+            let folders = ["", "in-process", "outside"].map(|folder| project_root().join(folder));
             let readmes = folders.map(|folder| folder.join(name).join("README.md"));
             let readme = readmes.iter().find(|readme| readme.exists());
             let readme = std::fs::read_to_string(readme.unwrap()).unwrap();
@@ -271,17 +271,19 @@ mod tests {
     fn readme_links_are_files_of_the_package() {
         let installed = |link: &str| {
             PACKAGES[0].files.iter().any(|file| match file.from {
-                FileSource::Book => link.starts_with("docs/src/") && root().join(link).exists(),
+                FileSource::Book => {
+                    link.starts_with("docs/src/") && project_root().join(link).exists()
+                }
                 FileSource::Tree(tree) => {
                     let is_covered = link == tree || link.starts_with(&format!("{tree}/"));
                     let is_in_place =
                         file.to.trim_end_matches('/') == format!("usr/share/doc/memprof/{tree}");
-                    is_covered && is_in_place && root().join(link).exists()
+                    is_covered && is_in_place && project_root().join(link).exists()
                 }
                 _ => false,
             })
         };
-        let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+        let readme = std::fs::read_to_string(project_root().join("README.md")).unwrap();
         for link in readme.split("](").skip(1) {
             let link = link.split([')', '#']).next().unwrap();
             assert!(installed(link), "README.md: {link} is not in the package");

@@ -14,16 +14,16 @@ use crate::systemd_unit::{RELOAD_SCRIPT, removal_script, unit_name};
 use crate::toolchain::MIN_GLIBC;
 use xtask::run::{output, run};
 
-/// Value of the field `Maintainer`: the person who builds the package, from the variables of Debian's tools (dch(1)),
-/// because the project has no address. For a variable that is not set (`None`), a placeholder.
+/// Returns the value of the field `Maintainer`: the person who builds the package, from the variables of Debian's tools
+/// (dch(1)), because the project has no address. A variable that is not set (`None`) is replaced by a placeholder.
 fn maintainer_address(name: Option<String>, email: Option<String>) -> String {
     let name = name.unwrap_or_else(|| "memprof developers".to_owned());
     let email = email.unwrap_or_else(|| "memprof@localhost".to_owned());
     format!("{name} <{email}>")
 }
 
-/// Builds the package from its installation tree, and returns its file in the directory `to`. `epoch` is the time of
-/// all files, in seconds since 1970.
+/// Builds the package from its installation tree, and returns its file in the directory `to`. The tree has the
+/// directory `DEBIAN` meanwhile. `epoch` is the time of all files, in seconds since 1970.
 pub(crate) fn build_deb(
     package: &Package,
     version: &str,
@@ -43,7 +43,7 @@ pub(crate) fn build_deb(
     fs::create_dir(&control)?;
     fs::write(
         control.join("control"),
-        control_file(package, version, kib.max(1)),
+        control_text(package, version, kib.max(1)),
     )?;
     let mut sums = Command::new("md5sum");
     let sums = output(sums.args(&installed).current_dir(tree))?;
@@ -72,8 +72,8 @@ pub(crate) fn build_deb(
     Ok(file)
 }
 
-/// Text of the package's control file. `kib` is the size of the installed files, in KiB.
-fn control_file(package: &Package, version: &str, kib: u64) -> String {
+/// Returns the text of the package's control file. `kib` is the size of the installed files, in KiB.
+fn control_text(package: &Package, version: &str, kib: u64) -> String {
     let mut fields = vec![
         ("Package", package.name.to_owned()),
         ("Version", version.to_owned()),
@@ -108,7 +108,7 @@ fn control_file(package: &Package, version: &str, kib: u64) -> String {
     lines.chain([described]).collect()
 }
 
-/// Names and texts of the scripts for a package with a systemd unit (Debian policy, section 6).
+/// Returns the names and texts of the scripts for a package with a systemd unit (Debian policy, section 6).
 fn maintainer_scripts(unit: &str) -> [(&'static str, String); 3] {
     let reload = format!("#!/bin/sh\nset -e\n{RELOAD_SCRIPT}");
     let removal = format!(

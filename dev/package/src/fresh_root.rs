@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use crate::contents::PACKAGES;
 use crate::install_tree::sorted_entries;
 use crate::{deb, toolchain};
-use xtask::run::{output, root, run};
+use xtask::run::{output, project_root, run};
 
 /// Debian releases that mirrors still serve, oldest first: glibc 2.31, 2.36 and 2.41.
 const SUITES: [&str; 3] = ["bullseye", "bookworm", "trixie"];
@@ -49,7 +49,7 @@ fn check_suite(suite: &str, packages: &Path) -> Result<()> {
     run(Command::new("mmdebstrap")
         .args(["--quiet", "--variant=apt", INCLUDE_OPTION, suite])
         .arg(&system))?;
-    copy_packages(packages, &system)?;
+    fill_packages_dir(packages, &system)?;
     let files_before = list_files(&system)?;
     for (name, script) in SCRIPTS {
         let report = run_in_system(&system, script).with_context(|| format!("{suite}: {name}"))?;
@@ -75,9 +75,9 @@ fn check_suite(suite: &str, packages: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies the packages into the system, and adds packages of a newer version and a program that was not built for
-/// memprof.
-fn copy_packages(packages: &Path, system: &Path) -> Result<()> {
+/// Copies the packages to `/packages` of the system. Adds the packages in a newer version, for the upgrade, and a
+/// program that was not built for memprof.
+fn fill_packages_dir(packages: &Path, system: &Path) -> Result<()> {
     let directory = system.join("packages");
     fs::create_dir(&directory)?;
     for file in sorted_entries(packages)? {
@@ -100,11 +100,12 @@ fn copy_packages(packages: &Path, system: &Path) -> Result<()> {
         let version = concat!(env!("CARGO_PKG_VERSION"), "+1");
         deb::build_deb(package, version, tree.path(), &newer, 0)?;
     }
-    let program = root().join("hosts-examples/unprepared/unprepared.c");
-    toolchain::compile_c(&program, &directory.join("unprepared"))
+    let program = project_root().join("hosts-examples/unprepared/unprepared.c");
+    toolchain::compile_c_program(&program, &directory.join("unprepared"))
 }
 
-/// Runs a script with bash in a system, in its own process and mount namespaces, and returns what it prints.
+/// Runs a script with bash in a system, in process and mount namespaces of its own, and returns its output. Fails if
+/// the script does.
 fn run_in_system(system: &Path, script: &str) -> Result<String> {
     let mut command = Command::new("unshare");
     command

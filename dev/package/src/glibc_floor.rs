@@ -23,7 +23,7 @@ const ALLOWED_LIBRARIES: [&str; 6] = [
 ];
 
 /// Checks that a file needs no glibc newer than [`MIN_GLIBC`] and no library but glibc's.
-pub(crate) fn check_file(file: &Path) -> Result<()> {
+pub(crate) fn check_needed_libraries(file: &Path) -> Result<()> {
     let symbols = output(Command::new("objdump").arg("-T").arg(file))?;
     let newest = newest_glibc(&symbols).with_context(|| format!("{}", file.display()))?;
     ensure!(
@@ -45,9 +45,10 @@ pub(crate) fn check_file(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Like [`check_file`], and checks the size and the linker flags that let running programs load the plugin and keep it.
+/// Like [`check_needed_libraries`], and checks the size and the linker flags that let running programs load the plugin
+/// and keep it.
 pub(crate) fn check_plugin(file: &Path) -> Result<()> {
-    check_file(file)?;
+    check_needed_libraries(file)?;
     let bytes = fs::metadata(file)?.len();
     ensure!(
         bytes <= MAX_PLUGIN_BYTES,
@@ -64,7 +65,7 @@ pub(crate) fn check_plugin(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Values of the dynamic section's entries of one kind, such as the libraries of `(NEEDED)`.
+/// Returns the values of the dynamic section's entries of one kind, such as the libraries of `(NEEDED)`.
 fn dynamic_entries(file: &Path, kind: &str) -> Result<Vec<String>> {
     let entries = output(Command::new("readelf").args(["-d", "-W"]).arg(file))?;
     let of_kind = entries.lines().filter(|line| line.contains(kind));
@@ -72,14 +73,15 @@ fn dynamic_entries(file: &Path, kind: &str) -> Result<Vec<String>> {
     Ok(names.map(|(name, _)| name.to_owned()).collect())
 }
 
-/// Newest version of glibc that the symbols of `objdump -T` need, as its two numbers. Fails if they need none.
+/// Returns the newest version of glibc that the symbols in the output of `objdump -T` need, as its first two numbers.
+/// Fails if they need none.
 fn newest_glibc(symbols: &str) -> Result<(u32, u32)> {
     let named = symbols.split("GLIBC_").skip(1);
     let versions = named.filter_map(|rest| parse_version(rest.split([')', ' ']).next()?).ok());
     versions.max().context("no symbol of glibc")
 }
 
-/// Lines of `objdump -T` whose symbols need this version of glibc.
+/// Returns the lines of `objdump -T` whose symbols need this version of glibc.
 fn lines_with_version(symbols: &str, version: (u32, u32)) -> String {
     let name = format!("GLIBC_{}.{}", version.0, version.1);
     let lines = symbols.lines().filter(|line| line.contains(&name));

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::contents::{DEBUG, FileSource, LICENSES, Package};
 use crate::sbom;
 use xtask::dist;
-use xtask::run::{output, root, run};
+use xtask::run::{output, project_root, run};
 
 /// Directories of the build and of the installation trees.
 #[derive(Debug)]
@@ -24,13 +24,14 @@ pub(crate) struct InstallTrees {
 }
 
 impl InstallTrees {
-    /// Root directory of a package's tree.
+    /// Returns the root directory of a package's tree.
     pub(crate) fn tree_dir(&self, package: &Package) -> PathBuf {
         self.trees_dir.join(package.name)
     }
 
-    /// Writes the tree of a package, and the debug information of its programs into the tree of [`DEBUG`].
-    pub(crate) fn lay_out(&self, package: &Package) -> Result<()> {
+    /// Writes the tree of a package, with the licenses and the bill of materials, and the debug information of its
+    /// programs into the tree of [`DEBUG`].
+    pub(crate) fn lay_out_package(&self, package: &Package) -> Result<()> {
         let tree = self.tree_dir(package);
         for file in package.files {
             self.install_file(file.from, &tree.join(file.to))
@@ -38,7 +39,7 @@ impl InstallTrees {
         }
         let documents = tree.join("usr/share/doc").join(package.name);
         for license in LICENSES {
-            copy_file(&root().join(license), &documents.join(license))?;
+            copy_file(&project_root().join(license), &documents.join(license))?;
         }
         if let Some(built_from) = package.built_from {
             let sbom_text = sbom::package_bill(built_from, self.epoch)?;
@@ -68,7 +69,7 @@ impl InstallTrees {
                     .args(["--strip-debug", "--enable-deterministic-archives"])
                     .arg(to))
             }
-            FileSource::Tree(path) => copy_recursively(&root().join(path), to),
+            FileSource::Tree(path) => copy_recursively(&project_root().join(path), to),
             FileSource::Commented(heading) => write_file(to, &commented_config(heading)?),
             FileSource::Manual => {
                 run(Command::new(self.build_dir.join("memprof"))
@@ -82,7 +83,7 @@ impl InstallTrees {
                 write_file(to, &output(memprof.args(["completions", shell]))?)
             }
             FileSource::Sdk => dist::lay_out_sdk(to),
-            FileSource::Book => copy_book(&root().join("docs/src"), to),
+            FileSource::Book => copy_book(&project_root().join("docs/src"), to),
         }
     }
 
@@ -116,7 +117,7 @@ impl InstallTrees {
 /// Returns the first block of TOML below a heading of CONFIGURATION.md, with each line commented out. Fails if there is
 /// none.
 fn commented_config(heading: &str) -> Result<String> {
-    let reference = fs::read_to_string(root().join("CONFIGURATION.md"))?;
+    let reference = fs::read_to_string(project_root().join("CONFIGURATION.md"))?;
     let below = reference.split_once(&format!("\n## {heading}\n"));
     let block = below.and_then(|(_, below)| below.split_once("```toml\n"));
     let Some((block, _)) = block.and_then(|(_, block)| block.split_once("```")) else {
@@ -157,7 +158,7 @@ fn copy_book(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the text of a page with the files that mdBook would include (`{{#include PATH}}`).
+/// Returns the text of a page, in which the files that mdBook would include (`{{#include PATH}}`) are inserted.
 fn page_with_includes(page: &Path) -> Result<String> {
     let text = fs::read_to_string(page).with_context(|| page.display().to_string())?;
     let folder = page.parent().context("a page has no directory")?;
@@ -199,7 +200,7 @@ fn set_mode(path: &Path, mode: u32) -> Result<()> {
     fs::set_permissions(path, permissions).with_context(|| path.display().to_string())
 }
 
-/// Sorted paths of a directory's entries.
+/// Returns the paths of a directory's entries, sorted.
 pub(crate) fn sorted_entries(directory: &Path) -> Result<Vec<PathBuf>> {
     let read = fs::read_dir(directory).with_context(|| directory.display().to_string())?;
     let paths = read.map(|entry| entry.map(|entry| entry.path()));
@@ -208,7 +209,7 @@ pub(crate) fn sorted_entries(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Sorted paths of all files below a directory, relative to it.
+/// Returns the paths of all files below a directory, relative to it, sorted.
 pub(crate) fn files_below(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in sorted_entries(directory)? {

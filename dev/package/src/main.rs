@@ -16,7 +16,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use xtask::packages;
-use xtask::run::{output, root};
+use xtask::run::{output, project_root};
 
 use crate::contents::{DEBUG, FileSource, PACKAGES, Package};
 use crate::install_tree::{InstallTrees, sorted_entries};
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     let done = match args.as_slice() {
         [] => build_and_print_path(),
         ["--check"] => check_packages(),
-        ["--try"] => fresh_root::check_in_all_suites(&root().join("target/package")),
+        ["--try"] => fresh_root::check_in_all_suites(&project_root().join("target/package")),
         _ => Err(anyhow!("usage: cargo xtask package [--check | --try]")),
     };
     match done {
@@ -41,8 +41,8 @@ fn main() -> ExitCode {
 
 /// Builds the packages in `target/package`, checks the libraries that they need, and prints the directory.
 fn build_and_print_path() -> Result<()> {
-    let to = root().join("target/package");
-    build_packages(&root().join("target/package-build"), &to)?;
+    let to = project_root().join("target/package");
+    build_packages(&project_root().join("target/package-build"), &to)?;
     println!("{}", to.display());
     Ok(())
 }
@@ -51,10 +51,10 @@ fn build_and_print_path() -> Result<()> {
 /// compares the checksums.
 fn check_packages() -> Result<()> {
     build_and_print_path()?;
-    let first = root().join("target/package");
+    let first = project_root().join("target/package");
     fresh_root::check_in_all_suites(&first)?;
-    let again = root().join("target/package-again");
-    build_packages(&root().join("target/package-build-again"), &again)?;
+    let again = project_root().join("target/package-again");
+    build_packages(&project_root().join("target/package-build-again"), &again)?;
     let sums = |directory: &Path| fs::read_to_string(directory.join(CHECKSUM_FILE));
     ensure!(
         sums(&first)? == sums(&again)?,
@@ -88,10 +88,10 @@ fn build_packages(target: &Path, to: &Path) -> Result<()> {
         fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
     }
     for package in PACKAGES {
-        trees.lay_out(package)?;
+        trees.lay_out_package(package)?;
         check_dependencies(&trees, package)?;
     }
-    trees.lay_out(&DEBUG)?;
+    trees.lay_out_package(&DEBUG)?;
     for package in PACKAGES.iter().chain([&DEBUG]) {
         let tree = trees.tree_dir(package);
         deb::build_deb(package, env!("CARGO_PKG_VERSION"), &tree, to, epoch)?;
@@ -107,7 +107,7 @@ fn check_dependencies(trees: &InstallTrees, package: &Package) -> Result<()> {
     for file in package.files {
         let installed = trees.tree_dir(package).join(file.to);
         match file.from {
-            FileSource::Program(_) => glibc_floor::check_file(&installed)?,
+            FileSource::Program(_) => glibc_floor::check_needed_libraries(&installed)?,
             FileSource::Library(_) => glibc_floor::check_plugin(&installed)?,
             FileSource::Archive(_)
             | FileSource::Tree(_)
@@ -142,7 +142,7 @@ fn write_checksums(to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Time of all packaged files, in seconds since 1970: `SOURCE_DATE_EPOCH`, or else the time of the commit.
+/// Returns the time of all packaged files, in seconds since 1970: `SOURCE_DATE_EPOCH`, or else the time of the commit.
 fn source_date_epoch() -> Result<u64> {
     if let Ok(set) = std::env::var("SOURCE_DATE_EPOCH") {
         return set.parse().context("SOURCE_DATE_EPOCH is not a number");
@@ -150,7 +150,7 @@ fn source_date_epoch() -> Result<u64> {
     let mut log = Command::new("git");
     // In a container, the checkout may belong to another user.
     log.args(["-c", "safe.directory=*", "log", "-1", "--format=%ct"])
-        .current_dir(root());
+        .current_dir(project_root());
     let seconds = output(&mut log).context("not a git tree: set SOURCE_DATE_EPOCH")?;
     seconds.trim().parse().context("git log changed")
 }

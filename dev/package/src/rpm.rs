@@ -29,7 +29,7 @@ const MACROS: &str = "\
 pub(crate) fn build_rpm(package: &Package, tree: &Path, to: &Path, epoch: u64) -> Result<()> {
     let work = tempfile::tempdir()?;
     let spec = work.path().join("package.spec");
-    fs::write(&spec, spec_file(package, tree)?)?;
+    fs::write(&spec, spec_text(package, tree)?)?;
     let define = |name: &str, value: &str| ["--define".to_owned(), format!("{name} {value}")];
     run(Command::new("rpmbuild")
         .args(["-bb", "--quiet", "--target=x86_64"])
@@ -43,8 +43,8 @@ pub(crate) fn build_rpm(package: &Package, tree: &Path, to: &Path, epoch: u64) -
         .env("SOURCE_DATE_EPOCH", epoch.to_string()))
 }
 
-/// Text of the spec file for a package with the files in `tree`.
-fn spec_file(package: &Package, tree: &Path) -> Result<String> {
+/// Returns the text of the spec file for a package with the files in `tree`.
+fn spec_text(package: &Package, tree: &Path) -> Result<String> {
     let installed = files_below(tree)?;
     let version = env!("CARGO_PKG_VERSION");
     let mut spec = format!(
@@ -82,7 +82,8 @@ fn spec_file(package: &Package, tree: &Path) -> Result<String> {
     Ok(spec)
 }
 
-/// Directories above the installed files that no package of the distribution owns.
+/// Returns the directories above the installed files that no package of the distribution owns: memprof's own and those
+/// below them, and those of build ids.
 fn own_directories(installed: &[PathBuf]) -> BTreeSet<&Path> {
     let ancestors = installed.iter().flat_map(|file| file.ancestors().skip(1));
     let is_own = |directory: &&Path| {

@@ -6,19 +6,19 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use xtask::run::{cargo, output, root};
+use xtask::run::{cargo_command, output, project_root};
 
-/// File name of a package's bill of materials.
+/// Returns the file name of a package's bill of materials.
 pub(crate) fn bill_file_name(package: &str) -> String {
     format!("{package}.spdx")
 }
 
-/// Returns the bill of a cargo package, with the crates that its enabled features link. `epoch` is the time of the
-/// commit, in seconds since 1970.
+/// Returns the bill of materials of a cargo package: the crates that it links for x86-64 with its default features.
+/// `epoch` is the time of the commit, in seconds since 1970.
 pub(crate) fn package_bill(package: &str, epoch: u64) -> Result<String> {
-    let lock = fs::read_to_string(root().join("Cargo.lock"))?;
+    let lock = fs::read_to_string(project_root().join("Cargo.lock"))?;
     let checksums = crate_checksums(&lock);
-    let mut tree = cargo(&["tree", "--locked", "--prefix=none", "--no-dedupe"]);
+    let mut tree = cargo_command(&["tree", "--locked", "--prefix=none", "--no-dedupe"]);
     tree.args(["--edges=normal,no-proc-macro", "--format={p}\t{l}"])
         .args(["--target=x86_64-unknown-linux-gnu", "--package", package]);
     let tree = output(&mut tree)?;
@@ -62,7 +62,7 @@ pub(crate) fn package_bill(package: &str, epoch: u64) -> Result<String> {
     Ok(bill)
 }
 
-/// Checksums of the crates from a registry in the text of a Cargo.lock, by name and version.
+/// Returns the checksums of the crates from a registry in the text of a Cargo.lock, by name and version.
 fn crate_checksums(lock: &str) -> BTreeMap<(&str, &str), &str> {
     let package_checksum = |package| {
         let value = |key: &str| {
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn registry_crates_have_checksums() {
-        let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
+        let lock = fs::read_to_string(project_root().join("Cargo.lock")).unwrap();
         let checksums = crate_checksums(&lock);
         let found = |name| checksums.iter().find(|((package, _), _)| *package == name);
         assert_eq!(found("libc").unwrap().1.len(), 64);

@@ -7,14 +7,14 @@ use std::path::PathBuf;
 pub(crate) const RELOAD_SCRIPT: &str =
     "[ ! -d /run/systemd/system ] || systemctl daemon-reload || :\n";
 
-/// File name of the service among the installed files of a package. `None` if it has none.
+/// Returns the file name of the service among the installed files of a package. `None` if it has none.
 pub(crate) fn unit_name(installed: &[PathBuf]) -> Option<String> {
     let is_unit = |file: &&PathBuf| file.extension().is_some_and(|end| end == "service");
     let unit = installed.iter().find(is_unit)?;
     Some(unit.file_name()?.to_str()?.to_owned())
 }
 
-/// Shell script that stops and disables the unit, to run before the package's files are removed.
+/// Returns the shell script that stops and disables the unit, to run before the package's files are removed.
 pub(crate) fn removal_script(unit: &str) -> String {
     format!(
         "if [ -d /run/systemd/system ]; then systemctl disable --now {unit} || :\n\

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use xtask::run::{cargo, root, run};
+use xtask::run::{cargo_command, project_root, run};
 
 /// Oldest glibc that the packages run on: RHEL 7's.
 pub(crate) const MIN_GLIBC: &str = "2.17";
@@ -33,13 +33,13 @@ pub(crate) fn build_programs(target: &Path, epoch: u64) -> Result<PathBuf> {
     let tools = install_tools()?;
     for package in PACKAGES {
         eprintln!("building {package} for glibc {MIN_GLIBC}");
-        let mut command = cargo(&["zigbuild", "--quiet", "--release", "--locked"]);
+        let mut command = cargo_command(&["zigbuild", "--quiet", "--release", "--locked"]);
         command
             .args(["--package", package])
             .arg(format!("--target={TARGET}.{MIN_GLIBC}"))
             .arg("--target-dir")
             .arg(target)
-            .env("PATH", path_with(&tools)?)
+            .env("PATH", path_variable_with(&tools)?)
             .env("SOURCE_DATE_EPOCH", epoch.to_string())
             .env("CARGO_ENCODED_RUSTFLAGS", rustc_flags(target)?.join("\x1f"))
             .env(
@@ -52,7 +52,7 @@ pub(crate) fn build_programs(target: &Path, epoch: u64) -> Result<PathBuf> {
 }
 
 /// Compiles a program of one C file for [`MIN_GLIBC`].
-pub(crate) fn compile_c(source: &Path, to: &Path) -> Result<()> {
+pub(crate) fn compile_c_program(source: &Path, to: &Path) -> Result<()> {
     let mut zig = Command::new(install_tools()?.join("python"));
     zig.args(["-m", "ziglang", "cc"])
         .arg(format!("--target=x86_64-linux-gnu.{MIN_GLIBC}"))
@@ -62,7 +62,7 @@ pub(crate) fn compile_c(source: &Path, to: &Path) -> Result<()> {
 
 /// Installs the tools, and returns the directory with cargo-zigbuild and a Python that has zig.
 fn install_tools() -> Result<PathBuf> {
-    let environment = root().join("target/package-tools");
+    let environment = project_root().join("target/package-tools");
     let bin = environment.join("bin");
     if !bin.join("pip").exists() {
         run(Command::new("/usr/bin/python3")
@@ -75,14 +75,14 @@ fn install_tools() -> Result<PathBuf> {
     Ok(bin)
 }
 
-/// Value of `PATH` with this directory first.
-fn path_with(directory: &Path) -> Result<OsString> {
+/// Returns the value of `PATH` with this directory first.
+fn path_variable_with(directory: &Path) -> Result<OsString> {
     let before = std::env::var_os("PATH").unwrap_or_default();
     let directories = std::iter::once(directory.to_owned()).chain(std::env::split_paths(&before));
     std::env::join_paths(directories).context("PATH cannot hold the tools' directory")
 }
 
-/// Flags for rustc that make the build independent of the machine's paths, and give each file a build id.
+/// Returns the flags for rustc that make the build independent of the machine's paths, and give each file a build id.
 fn rustc_flags(target: &Path) -> Result<Vec<String>> {
     let path_renames = path_renames(target)?.into_iter();
     let flags = path_renames.map(|(from, to)| format!("--remap-path-prefix={from}={to}"));
@@ -91,7 +91,7 @@ fn rustc_flags(target: &Path) -> Result<Vec<String>> {
     Ok(flags.chain([build_id]).collect())
 }
 
-/// Flags for the C compiler that make the build independent of the machine's paths.
+/// Returns the flags for the C compiler that make the build independent of the machine's paths.
 fn cc_flags(target: &Path) -> Result<Vec<String>> {
     let path_renames = path_renames(target)?.into_iter();
     Ok(path_renames
@@ -99,8 +99,9 @@ fn cc_flags(target: &Path) -> Result<Vec<String>> {
         .collect())
 }
 
-/// Prefixes of this machine's paths and their replacements in the built files: those of cargo's home (`CARGO_HOME`,
-/// else `~/.cargo`), of the sources and of `target`. The last one that matches counts.
+/// Returns prefixes of this machine's paths and their replacements in the built files: those of cargo's home
+/// (`CARGO_HOME`, else `~/.cargo`), of the sources and of `target`. For the compilers, the last one that matches
+/// counts.
 fn path_renames(target: &Path) -> Result<[(String, String); 3]> {
     let source = format!("/usr/src/memprof-{}", env!("CARGO_PKG_VERSION"));
     let cargo_home = match std::env::var_os("CARGO_HOME") {
@@ -115,7 +116,7 @@ fn path_renames(target: &Path) -> Result<[(String, String); 3]> {
     };
     Ok([
         (text(&cargo_home)?, "/usr/src/cargo".to_owned()),
-        (text(&root())?, source.clone()),
+        (text(&project_root())?, source.clone()),
         (text(target)?, format!("{source}/target")),
     ])
 }

@@ -6,7 +6,7 @@ use std::fs;
 
 use serde_json::Value;
 use spdx::{Expression, Licensee};
-use xtask::run::{cargo, output, root};
+use xtask::run::{cargo_command, output, project_root};
 
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
@@ -60,8 +60,9 @@ impl Allowed {
 
 #[test]
 fn all_crates_have_allowed_licences_and_sources() {
-    let allowed = Allowed::parse(&fs::read_to_string(root().join(".cargo/deny.toml")).unwrap());
-    let metadata = output(&mut cargo(&[
+    let allowed =
+        Allowed::parse(&fs::read_to_string(project_root().join(".cargo/deny.toml")).unwrap());
+    let metadata = output(&mut cargo_command(&[
         "metadata",
         "--all-features",
         "--filter-platform=x86_64-unknown-linux-gnu",

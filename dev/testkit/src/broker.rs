@@ -67,7 +67,7 @@ fn connect_client(running: &RunningServer) -> Result<TcpStream> {
     Ok(session)
 }
 
-/// PUBLISH packet with the RETAIN flag and quality of service 0, which gets no acknowledgement.
+/// Builds a PUBLISH packet with the RETAIN flag and quality of service 0, which gets no acknowledgement.
 fn publish_packet(topic: &str, message: &[u8]) -> Vec<u8> {
     encode_packet(0x31, &[&mqtt_string(topic)[..], message].concat())
 }

@@ -34,16 +34,23 @@ pub(crate) const REDIS: Server = Server {
     },
 };
 
-/// Sends commands over a connection of their own and returns all replies; fails if one is an error.
+/// Sends commands over a connection of their own and returns all replies. Fails if one is an error, or the connection
+/// ends before the reply to the added QUIT.
 fn run_redis_commands(running: &RunningServer, commands: &str) -> Result<String> {
     let request = format!("{commands}\r\nQUIT\r\n");
     let reply = exchange(running.dir().port, request.as_bytes())?;
     let reply = String::from_utf8(reply)?;
     ensure!(
-        reply.ends_with("+OK\r\n") && !reply.contains("-ERR"),
+        reply.ends_with("+OK\r\n") && !has_redis_error(&reply),
         "{reply}"
     );
     Ok(reply)
+}
+
+/// Returns whether one of Redis' replies is an error. Errors begin with a dash and a word for their kind, as `-ERR` and
+/// `-WRONGTYPE`; the values that tests store have no such line.
+fn has_redis_error(replies: &str) -> bool {
+    replies.lines().any(|line| line.starts_with('-'))
 }
 
 pub(crate) const MEMCACHED: Server = Server {
@@ -159,7 +166,7 @@ fn postgres_command(dir: &ServerDir) -> Result<Command> {
     Ok(command)
 }
 
-/// Command `psql` for the server's socket, which prints only the values of rows.
+/// Returns the command `psql` for the server's socket, which prints only the values of rows.
 fn psql_command(dir: &ServerDir) -> Command {
     let mut client = Command::new(Path::new(POSTGRES_PROGRAMS).join("psql"));
     client.arg("-h").arg(dir.path());
@@ -219,4 +226,20 @@ fn run_sql(running: &RunningServer, statements: &str) -> Result<String> {
     client.args(["--no-defaults", "-u", "root", "-N", "-B"]);
     client.arg(format!("--socket={}", running.dir().file_path("socket")));
     run_client(client.args(["-e", statements]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redis_error_of_any_kind_is_an_error() {
+        let check = |replies, expected| assert_eq!(has_redis_error(replies), expected, "{replies}");
+        check("+OK\r\n$5\r\nhello\r\n+OK\r\n", false);
+        check(":-1\r\n$-1\r\n+OK\r\n", false);
+        check("$4\r\na-ER\r\n+OK\r\n", false);
+        check("-ERR unknown command\r\n+OK\r\n", true);
+        check("+OK\r\n-OOM command not allowed\r\n+OK\r\n", true);
+        check("-WRONGTYPE Operation\r\n+OK\r\n", true);
+    }
 }

@@ -38,7 +38,7 @@ pub(crate) const NAMED: Server = Server {
         command.arg(dir.write_file("named.conf", &config)?);
         Ok(command)
     },
-    query: |running| resolve(running, "answer.site"),
+    query: |running| resolve_address(running, "answer.site"),
     load: |running| {
         running
             .dir()
@@ -46,7 +46,7 @@ pub(crate) const NAMED: Server = Server {
         running.signal(Signal::SIGHUP)?;
         let expected = load_address(running.loads);
         running.wait_for("the new zone", |running| {
-            let found = resolve(running, "load.site")?;
+            let found = resolve_address(running, "load.site")?;
             Ok((found == expected).then_some(()))
         })
     },
@@ -73,7 +73,7 @@ pub(crate) const KRESD: Server = Server {
         command.arg(dir.path());
         Ok(command)
     },
-    query: |running| resolve(running, "answer.site"),
+    query: |running| resolve_address(running, "answer.site"),
     load: |running| {
         let hosts_file = running
             .dir()
@@ -87,7 +87,7 @@ pub(crate) const KRESD: Server = Server {
         writeln!(control.get_mut(), "hints.config('{hosts_file}')")?;
         let mut line = String::new();
         control.read_line(&mut line)?;
-        let found = resolve(running, "load.site")?;
+        let found = resolve_address(running, "load.site")?;
         ensure!(found == load_address(running.loads), "{found}: {line}");
         Ok(())
     },
@@ -103,8 +103,8 @@ fn hosts_file(load: usize) -> String {
     hosts_file
 }
 
-/// Returns a zone file (RFC 1035, section 5). The address of `load.site` in it depends on `load`, the number of loads
-/// so far; before the first load, it has no further names.
+/// Returns a zone file (RFC 1035, section 5). Its serial number and the address of `load.site` depend on `load`, the
+/// number of loads so far; before the first load, it has no further names.
 fn zone_file(load: usize) -> String {
     let mut zone_file = format!(
         "$TTL 60\n@ SOA ns.site. root.site. {} 60 60 60 60\n@ NS ns.site.\nns A 127.0.0.1\n\
@@ -119,14 +119,15 @@ fn zone_file(load: usize) -> String {
     zone_file
 }
 
-/// Returns the address of `load.site` after the given number of loads, which shows that a server has read its file
-/// again.
+/// Returns the address of `load.site` after the given number of loads. It differs from that after the load before,
+/// which shows that a server has read its file again.
 fn load_address(load: usize) -> String {
     format!("127.1.{}.{}", load / 250 % 250, load % 250)
 }
 
-/// Returns the IPv4 address of a name, queried over TCP (RFC 1035, section 4.2.2).
-fn resolve(running: &mut RunningServer, name: &str) -> Result<String> {
+/// Queries the IPv4 address of a name over TCP (RFC 1035, section 4.2.2). Fails unless the first record of the reply is
+/// one.
+fn resolve_address(running: &mut RunningServer, name: &str) -> Result<String> {
     use std::io::Read;
     // Identifier 7, recursion desired, one question.
     let mut question = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];

@@ -16,7 +16,8 @@ pub(crate) fn connect(port: u16) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Sends a request and returns all that the server sends until it closes the connection. Fails if it sends nothing.
+/// Sends a request to a port of 127.0.0.1, and returns all that the server sends until it closes the connection. Fails
+/// if it sends nothing.
 pub(crate) fn exchange(port: u16, request: &[u8]) -> Result<Vec<u8>> {
     let mut stream = connect(port)?;
     stream.write_all(request)?;
@@ -26,7 +27,8 @@ pub(crate) fn exchange(port: u16, request: &[u8]) -> Result<Vec<u8>> {
     Ok(reply)
 }
 
-/// Returns the status line and the body, without the headers, because they have dates.
+/// Requests a path by GET from a port of 127.0.0.1. Returns the status line and the body, without the headers, because
+/// they have dates.
 ///
 /// # Errors
 /// The status is not 200.

@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 
 use crate::net_client::run_client;
 
-/// Downloads a package, `NAME@VERSION`, without its dependencies, and returns the directory in `target/node` that it was
-/// unpacked to. Later calls return the same directory.
+/// Downloads a package, `NAME@VERSION`, without its dependencies, unless an earlier call has. Returns the directory in
+/// `target/node` that it was unpacked to.
 ///
 /// # Errors
 /// npm is not installed, or its registry has no such package.
@@ -19,7 +19,7 @@ pub fn install_package(package: &str) -> Result<PathBuf> {
     fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
     let directory = directory.canonicalize()?;
     let done = directory.join("done");
-    // Tests run in parallel, in several processes.
+    // Tests run in parallel, in several processes: the first one downloads, the others wait.
     let lock = File::create(directory.join("lock"))?;
     lock.lock()?;
     if !done.exists() {

@@ -6,8 +6,8 @@ use std::time::Duration;
 /// Short against what tests wait for, and long against a read of a file in /proc.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Waits a moment, between two looks at a state that announces no change. A loop without it takes a processor from the
-/// process that it waits for.
+/// Sleeps for a poll interval of 5 ms, between two polls of a state that announces no change. A loop without it takes a
+/// processor from the process that it waits for.
 pub fn pause() {
     thread::sleep(POLL_INTERVAL);
 }

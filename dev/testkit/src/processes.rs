@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-/// The rest of a line of /proc/PID/status; `field` begins the line, as `Uid:`.
+/// Returns the rest of the line of /proc/PID/status that begins with `field`, such as `Uid:`.
 ///
 /// # Errors
 /// The process is gone, or has no such line.
@@ -16,7 +16,7 @@ pub fn status_field(pid: u32, field: &str) -> Result<String> {
     Ok(rest.with_context(|| field.to_owned())?.trim().to_owned())
 }
 
-/// The first number in a line of /proc/PID/status, in KiB for memory.
+/// Returns the first number in the line of /proc/PID/status that begins with `field`, in KiB for memory.
 ///
 /// # Errors
 /// As [`status_field`]; or the line begins with no number.
@@ -26,7 +26,7 @@ pub fn status_number(pid: u32, field: &str) -> Result<u64> {
     number.parse().with_context(|| format!("{field} {rest}"))
 }
 
-/// Directory in /proc and name of each thread.
+/// Returns the directory in /proc and the name of each thread of a process.
 ///
 /// # Errors
 /// The process is gone.
@@ -40,7 +40,7 @@ pub fn threads(pid: u32) -> io::Result<Vec<(PathBuf, String)>> {
     Ok(tasks.collect())
 }
 
-/// Names of the threads that memprof's plugin has made.
+/// Returns the names of the threads that memprof's plugin has created in a process.
 ///
 /// # Errors
 /// The process is gone.
@@ -57,7 +57,7 @@ pub fn descriptor_count(pid: u32) -> io::Result<usize> {
     Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.count())
 }
 
-/// Processes that the main thread has forked, oldest first.
+/// Returns the pids of the processes that the main thread has forked, oldest first.
 ///
 /// # Errors
 /// The process is gone.
@@ -67,7 +67,7 @@ pub fn children(pid: u32) -> io::Result<Vec<u32>> {
     Ok(pids.collect())
 }
 
-/// Process ids of the children of a process, their children, and so on. Empty if there are none.
+/// Returns the pids of the children of a process, their children, and so on, parents first. Empty if there are none.
 pub(crate) fn descendants(pid: u32) -> Vec<u32> {
     let parents: Vec<(u32, u32)> = all_pids()
         .filter_map(|child| Some((child, parent_pid(child)?)))
@@ -82,7 +82,7 @@ pub(crate) fn descendants(pid: u32) -> Vec<u32> {
     found.split_off(1)
 }
 
-/// Whether the command line or the name of the process contains this text.
+/// Returns whether the command line or the name of the process contains this text.
 pub(crate) fn command_contains(pid: u32, text: &str) -> bool {
     ["cmdline", "comm"].iter().any(|file| {
         fs::read(format!("/proc/{pid}/{file}"))
@@ -90,7 +90,7 @@ pub(crate) fn command_contains(pid: u32, text: &str) -> bool {
     })
 }
 
-/// Whether the process exists and is no zombie.
+/// Returns whether the process exists and is no zombie.
 pub(crate) fn is_running(pid: u32) -> bool {
     read_stat(pid).is_some_and(|fields| !fields.starts_with(['Z', 'X']))
 }
@@ -101,13 +101,13 @@ fn all_pids() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Process id of the parent; `None` if the process has ended.
+/// Returns the pid of the parent, which is the field after the state; `None` if the process has ended.
 fn parent_pid(pid: u32) -> Option<u32> {
     read_stat(pid)?.split(' ').nth(1)?.parse().ok()
 }
 
-/// Fields of /proc/PID/stat from the state on. The name before them may have blanks and parentheses. `None` if the
-/// process is gone.
+/// Reads the fields of /proc/PID/stat from the state on. The name before them may have blanks and parentheses. `None`
+/// if the process is gone.
 fn read_stat(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     Some(stat.rsplit_once(") ")?.1.to_owned())

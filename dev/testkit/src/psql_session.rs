@@ -17,7 +17,8 @@ pub(crate) struct PsqlSession {
 }
 
 impl PsqlSession {
-    /// Starts a client that reads statements from its standard input. `command` is psql for a server.
+    /// Starts a client that reads statements from its standard input. `command` is psql for a server, whose standard
+    /// streams are set here.
     pub(crate) fn start(command: &mut Command) -> Result<Self> {
         let mut client = command
             .stdin(Stdio::piped())

@@ -8,17 +8,17 @@ use anyhow::{Context, Result};
 
 use crate::net_client::run_client;
 
-/// Returns the interpreter of an environment with these packages, `NAME==VERSION`. The first call creates the
-/// environment with pip, in `target/python`.
+/// Installs these packages, `NAME==VERSION`, with pip into an environment of their own in `target/python`, unless an
+/// earlier call has. Returns the interpreter of that environment.
 ///
 /// # Errors
 /// Python's `venv` is not installed, or pip cannot install a package.
-pub fn interpreter(packages: &[&str]) -> Result<PathBuf> {
+pub fn install_packages(packages: &[&str]) -> Result<PathBuf> {
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/python");
     fs::create_dir_all(&target).with_context(|| target.display().to_string())?;
     let environment = target.canonicalize()?.join(packages.join("+"));
     let (python, done) = (environment.join("bin/python"), environment.join("done"));
-    // Tests run in parallel, in several processes.
+    // Tests run in parallel, in several processes: the first one installs, the others wait.
     let lock = File::create(environment.with_added_extension("lock"))?;
     lock.lock()?;
     if !done.exists() {

@@ -21,7 +21,7 @@ impl Run {
     /// # Panics
     /// If the command cannot be started.
     #[track_caller]
-    pub fn of(command: &mut Command) -> Self {
+    pub fn from_command(command: &mut Command) -> Self {
         let output = command.output();
         Self::from_output(output.unwrap_or_else(|error| panic!("{command:?}: {error}")))
     }

@@ -99,7 +99,7 @@ impl S3 {
         self.port
     }
 
-    /// Environment variables with which a client finds the server.
+    /// Returns the environment variables with which a client finds the server.
     pub fn environment(&self) -> [(&'static str, String); 5] {
         [
             (
@@ -115,22 +115,22 @@ impl S3 {
 
     /// Sets the faults of the next writes, one each, in this order; later writes succeed.
     pub fn set_faults(&self, faults: &[WriteFault]) {
-        lock(&self.store).faults = faults.iter().copied().collect();
+        lock_store(&self.store).faults = faults.iter().copied().collect();
     }
 
-    /// Number of writes so far, failed ones included.
+    /// Returns the number of writes so far, failed ones included.
     pub fn write_count(&self) -> usize {
-        lock(&self.store).write_count
+        lock_store(&self.store).write_count
     }
 
-    /// Names of the stored objects, sorted.
+    /// Returns the names of the stored objects, sorted.
     pub fn object_names(&self) -> Vec<String> {
-        lock(&self.store).objects.keys().cloned().collect()
+        lock_store(&self.store).objects.keys().cloned().collect()
     }
 }
 
-/// Locks the store, also after a thread has panicked with the lock.
-fn lock(store: &Mutex<Store>) -> MutexGuard<'_, Store> {
+/// Locks the store, even if a thread panicked while it held the lock.
+fn lock_store(store: &Mutex<Store>) -> MutexGuard<'_, Store> {
     store.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -141,7 +141,7 @@ fn serve_connection(stream: TcpStream, store: &Mutex<Store>) -> Result<()> {
     let mut stream = stream;
     while let Some(request) = read_request(&mut reader)? {
         let is_head = request.method == "HEAD";
-        let Some(response) = respond(&request, &mut lock(store)) else {
+        let Some(response) = execute_request(&request, &mut lock_store(store)) else {
             return Ok(());
         };
         write!(
@@ -216,8 +216,8 @@ fn percent_decode(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Executes a request; `None` if the connection is to close without a response.
-fn respond(request: &Request, store: &mut Store) -> Option<S3Response> {
+/// Executes a request, and returns the response; `None` if the connection is to close without one.
+fn execute_request(request: &Request, store: &mut Store) -> Option<S3Response> {
     match &*request.method {
         "PUT" => put_object(request, store),
         "GET" if request.name.is_empty() => Some(list_objects(request, store)),
@@ -231,8 +231,8 @@ fn respond(request: &Request, store: &mut Store) -> Option<S3Response> {
     }
 }
 
-/// Stores an object, unless it exists and must be new. Applies the next fault, if there is one; `None` if it drops the
-/// connection.
+/// Stores an object, unless it exists and the request has `If-None-Match`. Counts the write, and applies the next
+/// fault, if there is one; `None` if that drops the connection.
 fn put_object(request: &Request, store: &mut Store) -> Option<S3Response> {
     store.write_count += 1;
     let fault = store.faults.pop_front();
@@ -325,7 +325,7 @@ fn delete_objects(request: &Request, store: &mut Store) -> S3Response {
 }
 
 impl S3Response {
-    /// Response with the headers that clients read of each object.
+    /// Builds a response with the headers that clients read of each object.
     fn new(status: &'static str, body: Vec<u8>) -> Self {
         let headers = format!("ETag: \"1\"\r\nLast-Modified: {}\r\n", MODIFIED[0]);
         Self {

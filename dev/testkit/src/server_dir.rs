@@ -45,7 +45,7 @@ impl ServerDir {
             port,
             user,
         };
-        dir.give_to_server(dir.path())?;
+        dir.chown_to_server(dir.path())?;
         Ok(dir)
     }
 
@@ -54,7 +54,7 @@ impl ServerDir {
         self.temp_dir.path()
     }
 
-    /// Absolute path of a file in the directory.
+    /// Returns the absolute path of a file in the directory, which need not exist.
     pub(crate) fn file_path(&self, name: &str) -> String {
         self.path().join(name).display().to_string()
     }
@@ -63,7 +63,7 @@ impl ServerDir {
     pub(crate) fn write_file(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.path().join(name);
         fs::write(&path, text).with_context(|| path.display().to_string())?;
-        self.give_to_server(&path)?;
+        self.chown_to_server(&path)?;
         Ok(path)
     }
 
@@ -71,11 +71,11 @@ impl ServerDir {
     pub(crate) fn create_subdir(&self, name: &str) -> Result<String> {
         let path = self.path().join(name);
         fs::create_dir(&path).with_context(|| path.display().to_string())?;
-        self.give_to_server(&path)?;
+        self.chown_to_server(&path)?;
         Ok(path.display().to_string())
     }
 
-    /// User id for the server; `None` if it runs as the user that starts it.
+    /// Returns the user id for the server; `None` if it runs as the user that starts it.
     fn server_uid(&self) -> Option<u32> {
         (self.user == User::Unprivileged && geteuid().is_root()).then_some(UNPRIVILEGED_ID)
     }
@@ -89,7 +89,7 @@ impl ServerDir {
     }
 
     /// Changes the owner of a path to the server's user. Does nothing if the server runs as the user of this process.
-    fn give_to_server(&self, path: &Path) -> Result<()> {
+    fn chown_to_server(&self, path: &Path) -> Result<()> {
         match self.server_uid() {
             Some(uid) => {
                 chown(path, Some(uid), Some(uid)).with_context(|| path.display().to_string())

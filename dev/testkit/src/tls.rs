@@ -19,7 +19,7 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// Creates the directory and in it an authority, a certificate that it signed, and the keys.
+/// Creates the directory `dir` and in it an authority, a certificate that it signed, and the keys of both.
 ///
 /// # Errors
 /// openssl is not installed, or fails.

@@ -34,7 +34,7 @@ pub(crate) const NGINX: Server = Server {
         Ok(command)
     },
     query: get_root,
-    load: |running| open_half_connections(running, 300),
+    load: |running| replace_half_open_connections(running, 300),
 };
 
 pub(crate) const HAPROXY: Server = Server {
@@ -58,7 +58,7 @@ pub(crate) const HAPROXY: Server = Server {
         Ok(command)
     },
     query: get_root,
-    load: |running| open_half_connections(running, 300),
+    load: |running| replace_half_open_connections(running, 300),
 };
 
 pub(crate) const APACHE: Server = Server {
@@ -140,7 +140,7 @@ pub(crate) const PHP: Server = Server {
         Ok(command)
     },
     query: get_root,
-    load: |running| open_half_connections(running, 300),
+    load: |running| replace_half_open_connections(running, 300),
 };
 
 pub(crate) const PYTHON: Server = Server {
@@ -218,7 +218,8 @@ pub(crate) const JAVA: Server = Server {
     load: fill_cache,
 };
 
-/// Writes a program and returns the command that runs it with the port as its argument.
+/// Writes a program into the directory, and returns the command that runs it by `interpreter`, with the port as its
+/// argument.
 fn interpreter_command(
     dir: &ServerDir,
     interpreter: &str,
@@ -231,18 +232,19 @@ fn interpreter_command(
     Ok(command)
 }
 
-/// Requests `/` over HTTP. Fails unless the status is 200.
+/// Requests `/` over HTTP, and returns the status line and the body. Fails unless the status is 200.
 fn get_root(running: &mut RunningServer) -> Result<String> {
     http_get(running.dir().port, "/")
 }
 
-/// Makes a server of this crate's own programs replace its cache, of some MB, by a new one.
+/// Makes a server that runs one of this crate's programs replace its cache, of some MB, by a new one.
 fn fill_cache(running: &mut RunningServer) -> Result<()> {
     http_get(running.dir().port, "/grow").map(drop)
 }
 
-/// Replaces the half-open connections by new ones, so that the server keeps their buffers until the next load.
-fn open_half_connections(running: &mut RunningServer, count: usize) -> Result<()> {
+/// Replaces the half-open connections by `count` new ones, each with an unfinished request of 6 kB, so that the server
+/// keeps their buffers until the next load.
+fn replace_half_open_connections(running: &mut RunningServer, count: usize) -> Result<()> {
     let filling = "x".repeat(6000);
     let beginning = format!("GET / HTTP/1.1\r\nHost: localhost\r\nX-Filling: {filling}\r\nX-Cut: ");
     running.half_open = HalfOpenConnections::default();

@@ -6,8 +6,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::SuiteLength;
-use xtask::dist::dist;
-use xtask::run::{output, root};
+use xtask::dist::dist_dir;
+use xtask::run::{output, project_root};
 
 /// Maximum relative deviation of the mean of a hundred runs from the true bytes.
 const MAX_BIAS: f64 = 0.005;
@@ -71,14 +71,14 @@ fn run_program(threads: usize, runs: usize) -> Result<Vec<Run>> {
     let config = dir.path().join("accuracy.toml");
     let text = format!(
         "[control]\nsocket = \"off\"\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n",
-        dist().join("plugins/memory_profile.so"),
+        dist_dir().join("plugins/memory_profile.so"),
         dir.path().join("dumps"),
     );
     fs::write(&config, text)?;
-    let mut program = Command::new(dist().join("torture/accuracy"));
+    let mut program = Command::new(dist_dir().join("torture/accuracy"));
     program.arg(&config);
     program.args([threads.to_string(), runs.to_string()]);
-    program.current_dir(root());
+    program.current_dir(project_root());
     let line = |line: &str| {
         let numbers: Vec<f64> = line.split(' ').map(str::parse).collect::<Result<_, _>>()?;
         let [estimate, truth, deviation, lost] = numbers[..] else {

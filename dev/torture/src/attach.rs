@@ -18,7 +18,7 @@ use testkit::processes::plugin_threads;
 
 use super::SuiteLength;
 use super::host_dir::{HostDir, create_private_dir};
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 
 /// Timeout of a program's reply, long enough for a busy machine.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -83,7 +83,7 @@ impl AttachTarget {
         let dir = HostDir::new()?;
         let sockets = dir.path().join("run");
         create_private_dir(&sockets)?;
-        let mut child = Command::new(dist().join("torture").join(name))
+        let mut child = Command::new(dist_dir().join("torture").join(name))
             .args(args)
             .env("MEMPROF_SOCKET_DIR", &sockets)
             .stdin(Stdio::piped())
@@ -103,7 +103,7 @@ impl AttachTarget {
 
     /// Command `memprof` with these arguments, which finds the program's control socket.
     fn memprof_command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(dist().join("bin/memprof"));
+        let mut command = Command::new(dist_dir().join("bin/memprof"));
         command
             .args(args)
             .env("MEMPROF_SOCKET_DIR", self.dir.path().join("run"));

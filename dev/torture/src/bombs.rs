@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::SuiteLength;
 use super::host::{HostSetup, dump, send_message};
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 use xtask::run::run as run_to_end;
 
 /// Bytes of memory that `memprof report` may use for each byte of a profile.
@@ -134,7 +134,7 @@ fn report_with_limit(file: &Path, format: &str, limit: usize) -> Result<Output> 
             "ulimit -d \"$1\" && exec \"$2\" report --no-symbols --format \"$3\" \"$4\"",
         ])
         .args(["bash", &limit.to_string()])
-        .arg(dist().join("bin/memprof"))
+        .arg(dist_dir().join("bin/memprof"))
         .arg(format)
         .arg(file);
     report.output().context("failed to run memprof report")

@@ -7,8 +7,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::SuiteLength;
-use xtask::dist::dist;
-use xtask::run::{output, root};
+use xtask::dist::dist_dir;
+use xtask::run::{output, project_root};
 
 /// Maximum growth of RSS in bytes: the sampler's tables use 64 MiB of records and up to 34 MB of live samples; the rest
 /// is the program's.
@@ -22,13 +22,13 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     let config = dir.path().join("churn.toml");
     let text = format!(
         "[control]\nsocket = \"off\"\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n",
-        dist().join("plugins/memory_profile.so"),
+        dist_dir().join("plugins/memory_profile.so"),
         dir.path().join("dumps"),
     );
     fs::write(&config, text)?;
-    let mut program = Command::new(dist().join("torture/churn"));
+    let mut program = Command::new(dist_dir().join("torture/churn"));
     program.arg(&config).arg(seconds.to_string());
-    program.current_dir(root());
+    program.current_dir(project_root());
     let stdout = output(&mut program).context("the program failed")?;
     // CI runs the short suite often, so its limit is wider.
     let summary = check_figures(length.pick(4.5, 3.0), &stdout)?;

@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 
 use super::SuiteLength;
 use super::host_dir::HostDir;
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 use xtask::run::output;
 
 /// Allocators of the forking program, with their environment.
@@ -41,11 +41,11 @@ fn fork_under_load(length: SuiteLength) -> Result<String> {
         let text = format!(
             "[control]\nsocket = {:?}\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n",
             dir.socket_path(),
-            dist().join("plugins/memory_profile.so"),
+            dist_dir().join("plugins/memory_profile.so"),
             dir.dump_dir()
         );
         fs::write(&config, text)?;
-        let mut forker = Command::new(dist().join("torture/forker"));
+        let mut forker = Command::new(dist_dir().join("torture/forker"));
         forker.arg(&config).arg(children.to_string());
         forker.env("MEMPROF_SOCKET_DIR", dir.path().join("run"));
         let output_text = output(forker.envs(env.iter().copied()))?;
@@ -79,8 +79,8 @@ fn fork_during_start(length: SuiteLength) -> Result<String> {
     let mut children = 0;
     for (preloaded, filter) in STARTS {
         for _ in 0..programs {
-            let mut beginner = Command::new(dist().join("torture/beginner"));
-            beginner.arg(dist().join("plugins/memory_profile.so"));
+            let mut beginner = Command::new(dist_dir().join("torture/beginner"));
+            beginner.arg(dist_dir().join("plugins/memory_profile.so"));
             beginner.arg(filter).env("LD_PRELOAD", preloaded);
             beginner.env("MEMPROF_SOCKET_DIR", dir.path().join("run"));
             beginner.env("MEMPROF_DUMP_DIR", dir.dump_dir());

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::SuiteLength;
-use xtask::dist::dist;
-use xtask::run::{root, run as run_to_end};
+use xtask::dist::dist_dir;
+use xtask::run::{project_root, run as run_to_end};
 
 /// Minimum share of the runs with growth in which it is detected.
 const MIN_DETECTION_RATE: f64 = 0.99;
@@ -55,7 +55,7 @@ const PROGRAMS: &[Program] = &[
 
 /// Path of a program's source among the fixtures of `memprof test`.
 fn source_path(name: &str) -> PathBuf {
-    root()
+    project_root()
         .join("outside/memprof-cli/tests/fixtures/gate")
         .join(name)
 }
@@ -86,7 +86,7 @@ fn check_program(program: &Program, runs: u32, length: SuiteLength) -> Result<St
     let dir = tempfile::tempdir()?;
     let command = (program.command)(dir.path())?;
     let gate = |options: &[&str], records: u32| -> Result<i32> {
-        let mut test = Command::new(dist().join("bin/memprof"));
+        let mut test = Command::new(dist_dir().join("bin/memprof"));
         test.arg("test").arg("--budget");
         test.arg(dir.path().join("budget.toml"))
             .args(options)

@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use super::host_dir::HostDir;
 use testkit::processes::{descriptor_count, status_number, threads};
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -85,12 +85,12 @@ impl HostSetup {
         let text = format!(
             "[control]\nsocket = {:?}\n[[plugin]]\npath = {:?}\n[plugin.config]\ndump_dir = {:?}\n{}\n",
             dir.socket_path(),
-            dist().join("plugins/memory_profile.so"),
+            dist_dir().join("plugins/memory_profile.so"),
             dir.dump_dir(),
             self.config
         );
         fs::write(&config, text).with_context(|| config.display().to_string())?;
-        let program = dist().join("torture").join(self.program);
+        let program = dist_dir().join("torture").join(self.program);
         let mut command = match self.wrapper.split_first() {
             Some((wrapper, args)) => {
                 let mut command = Command::new(wrapper);

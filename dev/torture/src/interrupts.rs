@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use super::SuiteLength;
 use super::leaks::PlantedProgram;
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 
 const COMMANDS: [InterruptedCommand; 3] = [
     InterruptedCommand {
@@ -136,7 +136,7 @@ impl InterruptedCommand {
         // This program may have been started with ignored signals.
         let mut command = Command::new("env");
         command.arg("--default-signal=INT,TERM,HUP");
-        command.arg(dist().join("bin/memprof")).args(self.args);
+        command.arg(dist_dir().join("bin/memprof")).args(self.args);
         command.arg(target.pid().to_string());
         command.env("TMPDIR", temporary).process_group(0);
         command.stdin(Stdio::null());
@@ -219,7 +219,7 @@ fn find_leftover(pid: u32) -> Result<Option<String>> {
 fn detach_with_retries(pid: u32) -> Result<()> {
     let start = Instant::now();
     loop {
-        let mut command = Command::new(dist().join("bin/memprof"));
+        let mut command = Command::new(dist_dir().join("bin/memprof"));
         let output = command.args(["detach", &pid.to_string()]).output()?;
         // A dump that the recording requested may run, or the plugin may just start.
         if output.status.success() || find_leftover(pid)?.is_none() {
@@ -254,7 +254,7 @@ fn wait_for_lease() -> Result<Duration> {
 
 /// Whether `memprof status` says that a process is sampled.
 fn is_sampled(pid: u32) -> Result<bool> {
-    let mut command = Command::new(dist().join("bin/memprof"));
+    let mut command = Command::new(dist_dir().join("bin/memprof"));
     let output = command
         .args(["status", "--json", "-t", &pid.to_string()])
         .output()?;

@@ -88,7 +88,7 @@ fn kill_often(kills: u32, setup: KillSetup) -> Result<(StressHost, Duration)> {
         let start = Instant::now();
         let host = HostSetup::with_options(&options).start_in(dir)?;
         let mut client = host.client()?;
-        client.host()?;
+        client.host_info()?;
         slowest = slowest.max(start.elapsed());
         let dumper = thread::spawn(move || {
             // The loop ends when the host is killed.

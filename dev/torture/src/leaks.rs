@@ -14,7 +14,7 @@ use testkit::{SERVERS, Server, planted};
 
 use super::SuiteLength;
 use super::servers::install;
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 use xtask::packages;
 
 mod interpreters;
@@ -93,7 +93,7 @@ pub(super) struct PlantedProgram {
 impl PlantedProgram {
     /// Starts the program, and waits until it is ready. `preload` is a library, or empty for none.
     pub(super) fn start(preload: &str) -> Result<Self> {
-        let mut command = Command::new(dist().join("torture/planted"));
+        let mut command = Command::new(dist_dir().join("torture/planted"));
         command.arg("leaks").env("LD_PRELOAD", preload);
         let mut child = command
             .stdin(Stdio::piped())
@@ -139,7 +139,7 @@ impl Drop for PlantedProgram {
 
 /// Command `memprof leaks --prove` for a process, with its result as JSON.
 fn leaks_command(pid: u32) -> Command {
-    let mut command = Command::new(dist().join("bin/memprof"));
+    let mut command = Command::new(dist_dir().join("bin/memprof"));
     // Stopping all threads takes long on a busy machine, so the default of --max-pause is too short.
     command.args([
         "leaks",

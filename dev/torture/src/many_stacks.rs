@@ -9,8 +9,8 @@ use std::{fs, io, thread};
 use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
 use testkit::processes::status_number;
-use xtask::dist::dist;
-use xtask::run::{root, run};
+use xtask::dist::dist_dir;
+use xtask::run::{project_root, run};
 
 /// Time that the preloaded plugin may take to open its socket.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ impl ManyStacks {
     /// The compiler or the start fails.
     pub fn start(dir: &Path, stacks: usize) -> Result<Self> {
         let program = dir.join("many_stacks");
-        let source = root().join("dev/torture/src/many_stacks.c");
+        let source = project_root().join("dev/torture/src/many_stacks.c");
         run(Command::new("cc")
             .args(["-O1", "-o"])
             .arg(&program)
@@ -40,7 +40,7 @@ impl ManyStacks {
             fs::remove_dir_all(&state)?;
         }
         let mut child = KillOnDrop(
-            Command::new(dist().join("bin/memprof"))
+            Command::new(dist_dir().join("bin/memprof"))
                 .args(["run", "--allocator=jemalloc", "--active", "--lg-sample=10"])
                 .arg("--socket-dir")
                 .arg(dir.join("run"))
@@ -94,7 +94,7 @@ impl Server {
     /// The start fails.
     pub fn start(host: &ManyStacks, args: &[&str]) -> Result<Self> {
         let mut child = KillOnDrop(
-            Command::new(dist().join("bin/memprof"))
+            Command::new(dist_dir().join("bin/memprof"))
                 .arg("serve")
                 .args(args)
                 .arg("-t")

@@ -11,7 +11,7 @@ use memprof_host::client::Client;
 
 use super::host::{REPLY_TIMEOUT, connect};
 use super::host_dir::HostDir;
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 
 /// Interval of polls for the socket and for the exit.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -39,11 +39,11 @@ impl PreloadedProgram {
         change: impl FnOnce(&mut Command),
     ) -> Result<Self> {
         let dir = HostDir::new()?;
-        let mut command = Command::new(dist().join("bin/memprof"));
+        let mut command = Command::new(dist_dir().join("bin/memprof"));
         command
             .args(["run", "--allocator", "jemalloc", "--active"])
             .args(["--lg-sample", "13", "--"])
-            .arg(dist().join("torture").join(program))
+            .arg(dist_dir().join("torture").join(program))
             .args(args)
             .env("MEMPROF_SOCKET_DIR", dir.path().join("run"))
             .env("MEMPROF_DUMP_DIR", dir.dump_dir())

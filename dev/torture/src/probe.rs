@@ -7,7 +7,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 
 /// Walker of the samples, with its number in `unwind-probe`.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +47,7 @@ impl Report {
 
 /// Preloads jemalloc and the probe into a command. The probe appends its report to the file `report`.
 pub fn preload(command: &mut Command, mode: WalkMode, lg_sample: u32, report: &Path) {
-    let probe = dist().join("torture/unwind_probe.so");
+    let probe = dist_dir().join("torture/unwind_probe.so");
     command
         .env(
             "LD_PRELOAD",

@@ -1,7 +1,7 @@
 //! Builds the programs of the suites, in `target/dist/torture`; needs [`dist::build_all`] first.
 
 use anyhow::Result;
-use xtask::dist::{self, host_library, host_link_args, host_link_args_with_jemalloc};
+use xtask::dist::{self, host_library_path, host_link_args, host_link_args_with_jemalloc};
 
 /// KiB of thread-local variables in the programs for the suite `tls`.
 pub(crate) const TLS_SIZES: [u32; 6] = [64, 220, 232, 256, 1024, 4096];
@@ -9,7 +9,7 @@ pub(crate) const TLS_SIZES: [u32; 6] = [64, 220, 232, 256, 1024, 4096];
 /// Builds the programs and libraries of all suites, into `target/dist/torture`.
 pub(crate) fn build_all() -> Result<()> {
     build_stress_host()?;
-    let library = host_library()?;
+    let library = host_library_path()?;
     let target = "torture/stress_host_static";
     compile(
         "stress_host.c",
@@ -62,7 +62,7 @@ const THREADS: [&str; 2] = ["-lpthread", "-ldl"];
 /// # Errors
 /// The compiler fails.
 pub fn build_stress_host() -> Result<()> {
-    let library = host_library()?;
+    let library = host_library_path()?;
     compile(
         "stress_host.c",
         "torture/stress_host",

@@ -8,7 +8,7 @@ use super::SuiteLength;
 use super::dump_dir::scan_dump_dir;
 use super::host::{HostSetup, send_message};
 use super::slots::Slots;
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 
 /// Allocators with their environment. `LD_BIND_NOW` fills the GOT slots at the start; from then on only the sampler
 /// writes to them, so that they can be compared.
@@ -36,7 +36,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     let cycles = length.pick(60, 1000);
     let (mut dumps, mut reloads, mut forks, mut slots) = (0, 0, 0, 0);
     for (name, env) in ALLOCATORS {
-        let library = dist().join("torture/library_a.so");
+        let library = dist_dir().join("torture/library_a.so");
         let options = format!("allocate=8 fork=1 alarms=1 reload={}", library.display());
         let mut host = HostSetup {
             config: "",

@@ -6,8 +6,8 @@ use anyhow::{Context, Result, ensure};
 
 use super::SuiteLength;
 use crate::probe::{self, WalkMode};
-use xtask::dist::dist;
-use xtask::run::{output, root};
+use xtask::dist::dist_dir;
+use xtask::run::{output, project_root};
 
 /// Binary logarithm of the sample interval, for many samples.
 const LG_SAMPLE: u32 = 11;
@@ -54,7 +54,7 @@ const ALLOWED_SYMBOLS: &[&str] = &[
 
 /// Fails if the library of the walk needs a symbol that begins with none of [`ALLOWED_SYMBOLS`].
 fn check_undefined_symbols() -> Result<()> {
-    let library = root().join("target/debug/libmemprof_unwind.rlib");
+    let library = project_root().join("target/debug/libmemprof_unwind.rlib");
     let mut nm = Command::new("nm");
     let symbols = output(nm.args(["--undefined-only", "--demangle"]).arg(&library))?;
     let needed = symbols
@@ -103,10 +103,10 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
 
 /// Runs a case of hazards.c with the probe. Fails if the program crashes.
 fn compare_walks(program: &str, case: &str, mode: WalkMode) -> Result<probe::Report> {
-    let mut command = Command::new(dist().join("torture").join(program));
+    let mut command = Command::new(dist_dir().join("torture").join(program));
     command
         .arg(case)
-        .env("UNWIND_LIBRARIES", dist().join("torture"));
+        .env("UNWIND_LIBRARIES", dist_dir().join("torture"));
     // The kernel truncates a process name to 15 bytes.
     let name = program.get(..15).unwrap_or(program);
     probe::run(command, name, mode, LG_SAMPLE).with_context(|| format!("{program} {case}"))

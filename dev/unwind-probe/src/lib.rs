@@ -13,7 +13,7 @@ use std::mem;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use memprof_unwind::{FindObject, HOOKS, Walker, prepare, rules_read_count};
+use memprof_unwind::{FindObject, HOOKS, Walker, prepare_walks, rules_read_count};
 
 /// Walker of the samples. `UNWIND_PROBE` and `unwind_probe_install` take the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,14 +49,14 @@ type Mallctl =
 
 const WALKER_CONTROL: &CStr = c"experimental.hooks.prof_backtrace";
 
-/// Address of jemalloc's own walker; 0 until the first `install`.
+/// Address of jemalloc's own walker; 0 until the first `install_walker`.
 static ALLOCATOR_WALKER: AtomicUsize = AtomicUsize::new(0);
 /// Samples that memprof's hook does not count.
 static SAMPLES: AtomicU64 = AtomicU64::new(0);
 
-/// Returns jemalloc's own walker, which the first [`install`] has stored. It must not be called before.
+/// Returns jemalloc's own walker, which the first [`install_walker`] has stored. Must not be called before that.
 fn allocator_walker() -> Walker {
-    // SAFETY: `install` stored jemalloc's walker before anything here calls it.
+    // SAFETY: `install_walker` stored jemalloc's walker before anything here calls it.
     unsafe { mem::transmute::<usize, Walker>(ALLOCATOR_WALKER.load(Relaxed)) }
 }
 
@@ -67,20 +67,20 @@ unsafe extern "C" fn count_and_walk(frames: *mut *mut c_void, count: *mut u32, c
     unsafe { allocator_walker()(frames, count, capacity) };
 }
 
-/// Counts a sample, and writes one frame, of this function, for its stack.
-unsafe extern "C" fn walk_nothing(frames: *mut *mut c_void, count: *mut u32, _: u32) {
+/// Counts a sample, and writes one frame, of this function, in place of its stack.
+unsafe extern "C" fn count_and_write_one_frame(frames: *mut *mut c_void, count: *mut u32, _: u32) {
     SAMPLES.fetch_add(1, Relaxed);
     // SAFETY: jemalloc passes a buffer for at least one frame.
-    unsafe { frames.write(walk_nothing as *mut c_void) };
+    unsafe { frames.write(count_and_write_one_frame as *mut c_void) };
     // SAFETY: jemalloc passes a pointer to the count.
     unsafe { count.write(1) };
 }
 
 /// Replaces the installed mode by the one of this number in [`WalkMode`]. Returns 0, or -1 if the mode is unknown or
-/// jemalloc has no such control.
+/// jemalloc has no control [`WALKER_CONTROL`].
 #[unsafe(no_mangle)]
 extern "C" fn unwind_probe_install(number: c_uint) -> c_int {
-    let installed = WalkMode::from_number(number).and_then(install);
+    let installed = WalkMode::from_number(number).and_then(install_walker);
     installed.map_or(-1, |()| 0)
 }
 
@@ -97,8 +97,9 @@ extern "C" fn unwind_probe_samples() -> u64 {
     SAMPLES.load(Relaxed) + HOOKS[0].counts().samples
 }
 
-/// Makes jemalloc call the walker of this mode. `None` if the program has no jemalloc with this control.
-fn install(mode: WalkMode) -> Option<()> {
+/// Makes jemalloc call the walker of this mode. `None` if the program has no jemalloc with the control
+/// [`WALKER_CONTROL`].
+fn install_walker(mode: WalkMode) -> Option<()> {
     let mallctl = find_symbol(c"mallctl")?;
     // SAFETY: jemalloc.3 gives the function of this name this type.
     let mallctl = unsafe { mem::transmute::<*mut c_void, Mallctl>(mallctl) };
@@ -107,25 +108,27 @@ fn install(mode: WalkMode) -> Option<()> {
     }
     // `arm` resets the hook's count, so its samples are added here.
     SAMPLES.fetch_add(HOOKS[0].counts().samples, Relaxed);
+    // Meanwhile jemalloc calls its own walker: no new sample enters the hook while `arm` resets it.
     exchange_walker(mallctl, Some(count_and_walk as *const () as usize))?;
     let to_compare = match mode {
         WalkMode::Compared => u64::MAX,
         _ => 1,
     };
-    // SAFETY: the walker is jemalloc's own, `init` called `prepare`, and no other allocator gets this hook.
+    // SAFETY: the walker is jemalloc's own, `prepare_at_start` called `prepare_walks`, and no other allocator gets this
+    // hook.
     unsafe { HOOKS[0].arm(allocator_walker(), to_compare) };
     let walker = match mode {
         WalkMode::Allocator => count_and_walk,
-        WalkMode::None => walk_nothing,
-        WalkMode::Memprof | WalkMode::Compared => HOOKS[0].entry(),
-        WalkMode::Timed => timing::walk,
+        WalkMode::None => count_and_write_one_frame,
+        WalkMode::Memprof | WalkMode::Compared => HOOKS[0].entry_function(),
+        WalkMode::Timed => timing::time_one_walk,
     };
     exchange_walker(mallctl, Some(walker as *const () as usize))?;
     Some(())
 }
 
-/// Returns the address of the installed walker, and then installs `new`; `None` installs nothing. Returns `None` if
-/// mallctl fails.
+/// Reads the address of jemalloc's current walker, and replaces it by `new`; `None` replaces nothing. Returns the
+/// address, or `None` if mallctl fails.
 fn exchange_walker(mallctl: Mallctl, new: Option<usize>) -> Option<usize> {
     let mut old = 0_usize;
     let mut size = size_of::<usize>();
@@ -156,7 +159,7 @@ fn find_symbol(name: &CStr) -> Option<*mut c_void> {
 
 /// Runs at the program's start: prepares memprof's walker, and installs the mode in `UNWIND_PROBE`, if it is set, and
 /// the report at the exit. Does nothing without glibc's `_dl_find_object`.
-extern "C" fn init() {
+extern "C" fn prepare_at_start() {
     let Some(find) = find_symbol(c"_dl_find_object") else {
         return;
     };
@@ -164,12 +167,12 @@ extern "C" fn init() {
     let find = unsafe { mem::transmute::<*mut c_void, FindObject>(find) };
     // SAFETY: getauxval(3) reads a constant of this process.
     let top = unsafe { libc::getauxval(libc::AT_RANDOM) };
-    prepare(find, top as usize);
+    prepare_walks(find, top as usize);
     let mode = std::env::var("UNWIND_PROBE").ok();
     let Some(mode) = mode.and_then(|number| WalkMode::from_number(number.parse().ok()?)) else {
         return;
     };
-    if install(mode).is_some() {
+    if install_walker(mode).is_some() {
         // SAFETY: the function stays loaded until the exit, because preloaded libraries are not unloaded.
         unsafe { libc::atexit(append_report) };
     }
@@ -177,7 +180,7 @@ extern "C" fn init() {
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static INIT: extern "C" fn() = init;
+static INIT: extern "C" fn() = prepare_at_start;
 
 /// Runs at the exit: appends the report to the file in `UNWIND_PROBE_REPORT`, if it is set.
 extern "C" fn append_report() {

@@ -32,13 +32,17 @@ static ALLOCATOR_TIMES: WalkTimes = WalkTimes::new();
 
 /// Walks the stack by one of both walkers at random, and adds the time that it took, unless that is [`MAX_TICKS`] or
 /// more.
-pub(crate) unsafe extern "C" fn walk(frames: *mut *mut c_void, count: *mut u32, capacity: u32) {
+pub(crate) unsafe extern "C" fn time_one_walk(
+    frames: *mut *mut c_void,
+    count: *mut u32,
+    capacity: u32,
+) {
     // The choice is pseudo-random, so that neither walker always gets the same samples.
     let drawn = DRAW_COUNT
         .fetch_add(1, Relaxed)
         .wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let (walker, times) = if drawn >> 63 == 0 {
-        (HOOKS[0].entry(), &MEMPROF_TIMES)
+        (HOOKS[0].entry_function(), &MEMPROF_TIMES)
     } else {
         (allocator_walker(), &ALLOCATOR_TIMES)
     };
@@ -54,7 +58,7 @@ pub(crate) unsafe extern "C" fn walk(frames: *mut *mut c_void, count: *mut u32, 
     }
 }
 
-/// Mean ticks of a walk by either walker, as two fields of a JSON object.
+/// Returns the mean ticks of a walk by either walker, as two fields of a JSON object.
 pub(crate) fn json_fields() -> String {
     let mean = |times: &WalkTimes| {
         times.ticks.load(Relaxed) as f64 / times.walks.load(Relaxed).max(1) as f64

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use xtask::run::{root, run};
+use xtask::run::{project_root, run};
 
 use crate::cargo_tool;
 
@@ -13,5 +13,5 @@ pub(crate) fn build_book() -> Result<()> {
     cargo_tool::ensure_installed("mdbook", &["--no-default-features"])?;
     run(Command::new("mdbook")
         .args(["build", "docs"])
-        .current_dir(root()))
+        .current_dir(project_root()))
 }

@@ -4,10 +4,10 @@ use std::process::{Command, Stdio};
 
 use anyhow::Result;
 
-use xtask::run::{cargo, run};
+use xtask::run::{cargo_command, run};
 
 /// Installs the program `name` from crates.io, unless `NAME --version` succeeds. `options` are those of `cargo
-/// install`. Not optimized, because the program runs for seconds only.
+/// install`. Builds it without optimization, because it runs for seconds only.
 pub(crate) fn ensure_installed(name: &str, options: &[&str]) -> Result<()> {
     let mut version = Command::new(name);
     version.arg("--version").stdout(Stdio::null());
@@ -15,6 +15,6 @@ pub(crate) fn ensure_installed(name: &str, options: &[&str]) -> Result<()> {
         return Ok(());
     }
     eprintln!("installing {name}");
-    let mut install = cargo(&["install", "--debug", "--locked", "--quiet"]);
+    let mut install = cargo_command(&["install", "--debug", "--locked", "--quiet"]);
     run(install.args(options).arg(name))
 }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 
 use xtask::dist::{self, Profile};
 use xtask::packages;
-use xtask::run::{cargo, output, root, run};
+use xtask::run::{cargo_command, output, project_root, run};
 
 use crate::test_run::{self, TestBinary};
 use crate::{cargo_tool, demo, features, fuzz, lint};
@@ -21,11 +21,11 @@ use crate::{cargo_tool, demo, features, fuzz, lint};
 pub(crate) fn build_and_test() -> Result<()> {
     packages::ensure_installed(packages::TEST)?;
     dist::build_all(Profile::Dev)?;
-    run_tests(&test_run::build_binaries()?)
+    run_tests_and_check_tree(&test_run::build_test_binaries()?)
 }
 
-/// Runs every test. Fails if one changed the source tree.
-fn run_tests(binaries: &[TestBinary]) -> Result<()> {
+/// Runs every test. Fails if a test fails, or changed the source tree.
+fn run_tests_and_check_tree(binaries: &[TestBinary]) -> Result<()> {
     let before = changed_files()?;
     test_run::run_tests(binaries)?;
     let left: Vec<_> = changed_files()?.difference(&before).cloned().collect();
@@ -37,49 +37,51 @@ fn run_tests(binaries: &[TestBinary]) -> Result<()> {
     Ok(())
 }
 
-/// Files that git reports as changed or new; none in a tree without git.
+/// Returns the files that git reports as changed or new; none in a tree without git.
 fn changed_files() -> Result<BTreeSet<String>> {
-    if !root().join(".git").exists() {
+    if !project_root().join(".git").exists() {
         return Ok(BTreeSet::new());
     }
     let mut status = Command::new("git");
     status
         // In a container, the checkout may belong to another user.
         .args(["-c", "safe.directory=*", "status", "--porcelain"])
-        .current_dir(root());
+        .current_dir(project_root());
     Ok(output(&mut status)?.lines().map(str::to_owned).collect())
 }
 
-/// Runs all checks of a change. Steps that wait, for Debian's packages or for the hosts of torture, run beside those that
-/// need the processor. Checks that only compile take what the tests leave of the processors. A suite of torture that
-/// failed beside the tests runs once more at the end.
+/// Runs all checks of a change. Steps that wait, for Debian's packages or for the hosts of torture, run beside those
+/// that need the processor. Checks that only compile get the processor time that the tests leave. A suite of torture
+/// that failed beside the tests runs once more at the end.
 pub(crate) fn run_ci() -> Result<()> {
     let begun = Instant::now();
     let mut steps = Steps::default();
-    steps.run_step("fmt", || run(&mut cargo(&["fmt", "--all", "--check"])))?;
-    steps.run_step("lint", lint::check)?;
+    steps.run_step("fmt", || {
+        run(&mut cargo_command(&["fmt", "--all", "--check"]))
+    })?;
+    steps.run_step("lint", lint::check_workspace)?;
     let compilers = || packages::ensure_installed(packages::BUILD);
     steps.run_step("compilers", compilers)?;
     let binaries = thread::scope(|scope| {
         let packages = scope.spawn(|| packages::ensure_installed(packages::TEST));
-        let binaries = steps.run_step("build", build_tests)?;
-        steps.run_step("packages", || join(packages))?;
+        let binaries = steps.run_step("build", build_everything)?;
+        steps.run_step("packages", || join_thread(packages))?;
         anyhow::Ok(binaries)
     })?;
     thread::scope(|scope| {
-        let checks = scope.spawn(run_checks);
-        // The two steps after torture take what the tests leave of the processors.
+        let checks = scope.spawn(run_compile_checks);
+        // The two steps after torture get the processor time that the tests leave.
         let beside = scope.spawn(|| -> Result<_> {
             let mut steps = Steps::default();
-            let failed = steps.run_step("torture, beside the tests", run_torture)?;
+            let failed = steps.run_step("torture, beside the tests", run_torture_suites)?;
             let truth = || run(&mut crate::built_command("truth", &["--short"]));
             steps.run_step("truth, beside the tests", truth)?;
             steps.run_step("fuzz, beside the tests", fuzz::replay_seeds)?;
             Ok((failed, steps))
         });
-        steps.run_step("test", || run_tests(&binaries))?;
+        steps.run_step("test", || run_tests_and_check_tree(&binaries))?;
         steps.run_step("demo", demo::run_demo)?;
-        let (beside, checks) = (join(beside), join(checks));
+        let (beside, checks) = (join_thread(beside), join_thread(checks));
         steps.0.extend(checks?.0);
         let (failed, times) = beside?;
         steps.0.extend(times.0);
@@ -90,31 +92,33 @@ pub(crate) fn run_ci() -> Result<()> {
     Ok(())
 }
 
-/// Waits for a thread. Fails as it did, and panics if it panicked.
-fn join<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+/// Waits for a thread, and returns its result. A panic in it goes on in this thread.
+fn join_thread<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// Builds everything that the later steps run, and returns the test binaries. Builds the packed crates meanwhile, in a
-/// target directory of their own: each build has times in which one crate keeps one processor busy.
-fn build_tests() -> Result<Vec<TestBinary>> {
+/// Builds everything that the later steps run, and returns the test binaries. Meanwhile packs the crates of the SDK and
+/// builds the packed ones, in another target directory: at times, each build has a single crate to compile, which keeps
+/// one processor busy.
+fn build_everything() -> Result<Vec<TestBinary>> {
     dist::build_all(Profile::Dev)?;
-    dist::build_probe(Profile::Dev)?;
+    dist::build_unwind_probe(Profile::Dev)?;
     thread::scope(|scope| {
         let crates = scope.spawn(|| dist::pack_sdk(true));
         let programs = ["torture", "truth"].map(str::to_owned);
         dist::build_programs(programs.into_iter().chain(fuzz::target_names()?))?;
-        let binaries = test_run::build_binaries()?;
-        join(crates)?;
+        let binaries = test_run::build_test_binaries()?;
+        join_thread(crates)?;
         Ok(binaries)
     })
 }
 
-/// Runs the checks that only compile, and returns their times. A build in `target/debug` would wait for them, because cargo
-/// locks it: only that of the documentation's tests comes meanwhile, as the last of the tests.
-fn run_checks() -> Result<Steps> {
-    // A courtesy, which some sandboxes refuse.
-    if let Err(error) = give_way() {
+/// Runs the checks that only compile, at idle priority, and returns their times. They lock `target/debug`, so that
+/// another build there would wait for them. The only one meanwhile is that of the documentation's tests, which come
+/// last of the tests.
+fn run_compile_checks() -> Result<Steps> {
+    // The priority only keeps tests from being delayed, and some sandboxes refuse it.
+    if let Err(error) = set_idle_priority() {
         eprintln!("the checks run at the priority of the tests: {error:#}");
     }
     let mut steps = Steps::default();
@@ -124,9 +128,9 @@ fn run_checks() -> Result<Steps> {
     Ok(steps)
 }
 
-/// Lets this thread, and the processes that it starts, run only where others leave a processor idle (`SCHED_IDLE` of
-/// sched(7)), so that they do not delay tests with a time limit.
-fn give_way() -> Result<()> {
+/// Makes the scheduler run this thread, and the processes that it starts, only where others leave a processor idle
+/// (`SCHED_IDLE` of sched(7)), so that they do not delay tests with a time limit.
+fn set_idle_priority() -> Result<()> {
     let task = fs::read_link("/proc/thread-self").context("/proc/thread-self")?;
     let thread = task.file_name().context("a thread without a number")?;
     run(Command::new("chrt")
@@ -136,8 +140,8 @@ fn give_way() -> Result<()> {
 
 /// Runs torture's suites, and returns those that failed. Fails only if torture fails without naming one. Prints their
 /// output when all have ended, so that it does not mix with that of other steps.
-fn run_torture() -> Result<Vec<String>> {
-    let path = root().join("target/torture.log");
+fn run_torture_suites() -> Result<Vec<String>> {
+    let path = project_root().join("target/torture.log");
     let log = File::create(&path).with_context(|| path.display().to_string())?;
     let mut suites = crate::torture_command(&["--short"]);
     let result = run(suites.stdout(log.try_clone()?).stderr(log));
@@ -151,7 +155,7 @@ fn run_torture() -> Result<Vec<String>> {
     Ok(failed)
 }
 
-/// Names of the suites that failed, by what torture wrote.
+/// Returns the names of the suites that failed, by the lines `NAME: FAILED: …` that torture wrote.
 fn failed_suites(written: &str) -> Vec<String> {
     let suites = written
         .lines()
@@ -159,8 +163,8 @@ fn failed_suites(written: &str) -> Vec<String> {
     suites.map(|(name, _)| name.to_owned()).collect()
 }
 
-/// Runs suites that failed beside the tests once more, alone, as [`test_run`] does with tests. Fails if one fails
-/// again.
+/// Runs suites that failed beside the tests once more, alone, as [`test_run`] does with tests, and reports those that
+/// pass as flaky. Fails if one fails again.
 fn retry_torture(failed: &[String]) -> Result<()> {
     for suite in failed {
         run(&mut crate::torture_command(&[suite, "--short"]))?;
@@ -171,13 +175,13 @@ fn retry_torture(failed: &[String]) -> Result<()> {
 
 /// Runs clippy on all targets and features, and fails at a warning.
 fn run_clippy() -> Result<()> {
-    let mut clippy = cargo(&["clippy", "--workspace", "--all-targets", "--all-features"]);
+    let mut clippy = cargo_command(&["clippy", "--workspace", "--all-targets", "--all-features"]);
     run(clippy.args(["--quiet", "--", "-D", "warnings"]))
 }
 
 /// Builds the documentation, also of private items, and fails at a warning, such as a dead link.
 fn build_docs() -> Result<()> {
-    let mut docs = cargo(&["doc", "--workspace", "--all-features", "--no-deps"]);
+    let mut docs = cargo_command(&["doc", "--workspace", "--all-features", "--no-deps"]);
     docs.args(["--document-private-items", "--quiet"]);
     run(docs.env("RUSTDOCFLAGS", "-D warnings"))
 }
@@ -217,7 +221,7 @@ fn step_line(name: &str, time: Duration) -> String {
 /// licences and sources.
 pub(crate) fn check_dependencies() -> Result<()> {
     cargo_tool::ensure_installed("cargo-deny", &[])?;
-    let mut deny = cargo(&["deny", "--log-level", "error", "check"]);
+    let mut deny = cargo_command(&["deny", "--log-level", "error", "check"]);
     run(deny.args(["bans", "licenses", "sources"]))
 }
 

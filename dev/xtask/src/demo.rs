@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use xtask::dist::{self, dist};
-use xtask::run::{output, root, run};
+use xtask::dist::{self, dist_dir};
+use xtask::run::{output, project_root, run};
 
 /// Time for which the demo lets the leak grow.
 const GROWTH_TIME: Duration = Duration::from_secs(5);
@@ -17,37 +17,37 @@ const GROWTH_TIME: Duration = Duration::from_secs(5);
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Builds what the demo needs, and runs it.
-pub(crate) fn demo() -> Result<()> {
+pub(crate) fn build_and_run_demo() -> Result<()> {
     println!("Building (the first time takes some minutes: it compiles jemalloc too) ...");
-    dist::build_demo()?;
+    dist::build_demo_programs()?;
     run_demo()
 }
 
 /// Runs the demo with the programs in `target/dist`. Fails if a command fails, or if a report does not name the leak
 /// that the demo's program has.
 pub(crate) fn run_demo() -> Result<()> {
-    let directory = root().join("target/demo");
+    let directory = project_root().join("target/demo");
     fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
     let config = directory.join("host.toml");
     fs::write(&config, host_config(&directory)).with_context(|| config.display().to_string())?;
 
     println!("\nStarting rust_host: it grows a cache and never shrinks it. Its config:\n");
     println!("{}", indent(&host_config(&directory)));
-    let host = DemoHost::start(&config, &directory.join("host.log"))?;
+    let host = DemoProgram::start(&config, &directory.join("host.log"))?;
 
     let pid = host.child.id().to_string();
-    run_step(&["activate", "-t", &pid])?;
+    run_and_print(&["activate", "-t", &pid])?;
     println!(
         "\n... letting it run for {} seconds\n",
         GROWTH_TIME.as_secs()
     );
     thread::sleep(GROWTH_TIME);
     let dump = directory.join("leak.heap");
-    run_step(&["dump", "-t", &pid, "-o", &dump.display().to_string()])?;
+    run_and_print(&["dump", "-t", &pid, "-o", &dump.display().to_string()])?;
     let stats = run_memprof(&["stats", "-t", &pid])?;
     println!("\n$ memprof stats        (the first lines; all of it is in the host's log)");
     println!("{}", indent(&first_lines(&stats, 7)));
-    run_step(&["deactivate", "-t", &pid])?;
+    run_and_print(&["deactivate", "-t", &pid])?;
 
     println!("\nWhere the memory went:\n");
     let dump = dump.display().to_string();
@@ -57,6 +57,7 @@ pub(crate) fn run_demo() -> Result<()> {
     ensure!(
         report
             .lines()
+            // The first row, after the heading and the titles of the columns.
             .nth(2)
             .is_some_and(|row| row.contains("grow_cache")),
         "the profile does not begin with grow_cache:\n{report}"
@@ -79,10 +80,10 @@ fn record_unprepared_program() -> Result<()> {
     println!(
         "\nThe other way: a program that nobody prepared, started without anything of memprof's.\n"
     );
-    let child = Command::new(dist().join("examples/unprepared"))
+    let child = Command::new(dist_dir().join("examples/unprepared"))
         .spawn()
         .context("failed to start unprepared")?;
-    let program = DemoHost { child };
+    let program = DemoProgram { child };
     let pid = program.child.id().to_string();
     let seconds = format!("{}s", GROWTH_TIME.as_secs());
     let record = ["record", "--pid", &pid, "--for", &seconds];
@@ -101,26 +102,26 @@ fn record_unprepared_program() -> Result<()> {
     Ok(())
 }
 
-/// Text of the configuration of a host that keeps its dumps in `dumps` below `directory`.
+/// Returns the text of the configuration of a host that keeps its dumps in `dumps` below `directory`.
 fn host_config(directory: &Path) -> String {
     format!(
         "[[plugin]]\npath = {:?}\n\n[plugin.config]\ndump_dir = {:?}\n",
-        dist().join("plugins/memory_profile.so"),
+        dist_dir().join("plugins/memory_profile.so"),
         directory.join("dumps")
     )
 }
 
 /// A running program, ended when dropped.
-struct DemoHost {
+struct DemoProgram {
     child: Child,
 }
 
-impl DemoHost {
+impl DemoProgram {
     /// Starts rust_host, with its stderr in `log`, and waits until it answers. Fails if it ends, or does not answer
     /// within [`START_TIMEOUT`].
     fn start(config: &Path, log: &Path) -> Result<Self> {
         let file = File::create(log).with_context(|| log.display().to_string())?;
-        let child = Command::new(dist().join("examples/rust_host"))
+        let child = Command::new(dist_dir().join("examples/rust_host"))
             .arg("--config")
             .arg(config)
             .env(
@@ -147,7 +148,7 @@ impl DemoHost {
     }
 }
 
-impl Drop for DemoHost {
+impl Drop for DemoProgram {
     fn drop(&mut self) {
         let pid = self.child.id().to_string();
         let ended = run(Command::new("kill").arg(&pid)).and_then(|()| Ok(self.child.wait()?));
@@ -158,7 +159,7 @@ impl Drop for DemoHost {
 }
 
 /// Runs a command of memprof, and prints it with its output.
-fn run_step(args: &[&str]) -> Result<()> {
+fn run_and_print(args: &[&str]) -> Result<()> {
     println!("$ memprof {}", args.join(" "));
     println!("{}", indent(&run_memprof(args)?));
     Ok(())
@@ -166,10 +167,10 @@ fn run_step(args: &[&str]) -> Result<()> {
 
 /// Runs `memprof` of `target/dist`, and returns what it writes to stdout. Fails if the command fails.
 fn run_memprof(args: &[&str]) -> Result<String> {
-    output(Command::new(dist().join("bin/memprof")).args(args))
+    output(Command::new(dist_dir().join("bin/memprof")).args(args))
 }
 
-/// The first `count` lines of a text, without the last newline.
+/// Returns the first `count` lines of a text, without the last newline.
 fn first_lines(text: &str, count: usize) -> String {
     text.lines().take(count).collect::<Vec<_>>().join("\n")
 }

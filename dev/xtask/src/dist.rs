@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::packages;
-use crate::run::{cargo, root, run};
+use crate::run::{cargo_command, project_root, run};
 
 mod sdk;
 
@@ -22,12 +22,12 @@ pub enum Profile {
     Release,
 }
 
-/// Directory of everything as it would be installed: `target/dist`.
-pub fn dist() -> PathBuf {
-    root().join("target/dist")
+/// Returns the directory in which everything lies as it would be installed: `target/dist`.
+pub fn dist_dir() -> PathBuf {
+    project_root().join("target/dist")
 }
 
-/// Package, file that cargo builds of it, and path below [`dist`].
+/// Package, file that cargo builds of it, and path below [`dist_dir`].
 type BuiltArtifact = (&'static str, &'static str, &'static str);
 
 const MEMORY_PROFILE: BuiltArtifact = (
@@ -64,48 +64,53 @@ const PROGRAMS: &[BuiltArtifact] = &[
     ("tokio-labels", "tokio_labels", "examples/tokio_labels"),
 ];
 
-/// Builds everything, also `memprof-fleet`, whose libraries take minutes, and installs its systemd unit.
+/// Builds everything, also `memprof-fleet`, whose libraries take minutes, into `target/dist`, and installs its systemd
+/// unit there.
 pub fn build_all(profile: Profile) -> Result<()> {
     let fleet: BuiltArtifact = ("memprof-fleet", "memprof-fleet", "bin/memprof-fleet");
-    build_with(&[PROGRAMS, &[fleet]].concat(), profile)?;
-    let unit = root().join("outside/memprof-fleet/memprof-agent.service");
-    install(
+    build_with_programs(&[PROGRAMS, &[fleet]].concat(), profile)?;
+    let unit = project_root().join("outside/memprof-fleet/memprof-agent.service");
+    install_file(
         &unit,
-        &dist().join("lib/systemd/system/memprof-agent.service"),
+        &dist_dir().join("lib/systemd/system/memprof-agent.service"),
     )
 }
 
-/// Builds everything but `memprof-fleet`.
-pub fn build(profile: Profile) -> Result<()> {
-    build_with(PROGRAMS, profile)
+/// Builds everything but `memprof-fleet` into `target/dist`.
+pub fn build_without_fleet(profile: Profile) -> Result<()> {
+    build_with_programs(PROGRAMS, profile)
 }
 
-/// Builds these programs, and the libraries, headers, SDK and C programs, into `target/dist`.
-fn build_with(programs: &[BuiltArtifact], profile: Profile) -> Result<()> {
+/// Installs the missing compilers. Builds these programs, and the libraries, headers, SDK and C programs, into
+/// `target/dist`.
+fn build_with_programs(programs: &[BuiltArtifact], profile: Profile) -> Result<()> {
     packages::ensure_installed(packages::BUILD)?;
     build_libraries(LIBRARIES, profile)?;
     build_and_install_programs(programs, profile)?;
     for header in sdk::HEADERS {
         let name = Path::new(header).file_name().expect("a header's file");
-        install(&root().join(header), &dist().join("include").join(name))?;
+        install_file(
+            &project_root().join(header),
+            &dist_dir().join("include").join(name),
+        )?;
     }
-    let exports = root().join("in-process/memprof-adapters-c/adapters.map");
-    install(&exports, &dist().join("lib/adapters.map"))?;
-    lay_out_sdk(&dist().join("sdk"))?;
-    build_c()
+    let exports = project_root().join("in-process/memprof-adapters-c/adapters.map");
+    install_file(&exports, &dist_dir().join("lib/adapters.map"))?;
+    lay_out_sdk(&dist_dir().join("sdk"))?;
+    compile_c_programs()
 }
 
 /// Builds only what the demo runs.
-pub fn build_demo() -> Result<()> {
+pub fn build_demo_programs() -> Result<()> {
     packages::ensure_installed(&["gcc"])?;
     build_libraries(&[MEMORY_PROFILE], Profile::Dev)?;
     build_and_install_programs(&[MEMPROF, RUST_HOST], Profile::Dev)?;
-    build_unprepared()
+    compile_unprepared()
 }
 
-/// Builds `torture/unwind_probe.so`, which torture and bench preload, with a profile of cargo. Also builds the library of
-/// memprof-unwind; `torture unwind` reads that of [`Profile::Dev`] where cargo has written it.
-pub fn build_probe(profile: Profile) -> Result<()> {
+/// Builds `torture/unwind_probe.so`, which torture and bench preload, with a profile of cargo. Also builds the library
+/// of memprof-unwind; `torture unwind` reads the one of [`Profile::Dev`] where cargo has written it.
+pub fn build_unwind_probe(profile: Profile) -> Result<()> {
     build_packages(&["memprof-unwind", "unwind-probe"], profile)?;
     let probe = (
         "unwind-probe",
@@ -124,8 +129,8 @@ fn build_libraries(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
     Ok(())
 }
 
-/// Builds programs, and copies them to `target/dist`. Those for development share the features of the whole workspace,
-/// as in [`build_programs`].
+/// Builds programs, and copies them to `target/dist`. Programs for development share the features of the whole
+/// workspace, as in [`build_programs`].
 fn build_and_install_programs(list: &[BuiltArtifact], profile: Profile) -> Result<()> {
     match profile {
         Profile::Dev => build_programs(list.iter().map(|built| built.1))?,
@@ -141,8 +146,8 @@ fn build_and_install_programs(list: &[BuiltArtifact], profile: Profile) -> Resul
 /// Builds programs for development, in `target/debug`. Their libraries get the features that the whole workspace and
 /// its tests request, so that the tests need not build them again.
 pub fn build_programs<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> Result<()> {
-    let mut command = cargo(&["build", "--quiet", "--workspace"]);
-    // Cargo counts the features of dev-dependencies only where it builds an example or a test. This one is small.
+    let mut command = cargo_command(&["build", "--quiet", "--workspace"]);
+    // Cargo unites the features of dev-dependencies only if it builds an example or a test, so build a small one too.
     command.args(["--example", "admin_host"]);
     for name in names {
         command.args(["--bin", name.as_ref()]);
@@ -152,12 +157,12 @@ pub fn build_programs<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> Resu
 
 /// Copies a built file to its place in `target/dist`.
 fn install_artifact((_, built, place): &BuiltArtifact, profile: Profile) -> Result<()> {
-    install(&built_dir(profile).join(built), &dist().join(place))
+    install_file(&built_dir(profile).join(built), &dist_dir().join(place))
 }
 
 /// Builds cargo packages, with no other features than they request themselves.
 pub fn build_packages(packages: &[&str], profile: Profile) -> Result<()> {
-    let mut command = cargo(&["build", "--quiet"]);
+    let mut command = cargo_command(&["build", "--quiet"]);
     for package in packages {
         command.args(["--package", package]);
     }
@@ -167,24 +172,24 @@ pub fn build_packages(packages: &[&str], profile: Profile) -> Result<()> {
     run(&mut command)
 }
 
-/// Directory in which cargo puts the programs and libraries of a profile.
+/// Returns the directory in which cargo puts the programs and libraries of a profile.
 pub fn built_dir(profile: Profile) -> PathBuf {
-    root().join(match profile {
+    project_root().join(match profile {
         Profile::Dev => "target/debug",
         Profile::Release => "target/release",
     })
 }
 
-/// Path of the static library for hosts in C. Must be built already.
-pub fn host_library() -> Result<String> {
-    let library = dist().join("lib/libmemprof_host.a");
+/// Returns the path of the static library for hosts in C, which must be built. Fails if the path is not UTF-8.
+pub fn host_library_path() -> Result<String> {
+    let library = dist_dir().join("lib/libmemprof_host.a");
     let library = library.to_str();
     Ok(library
         .context("the path of target/dist is not UTF-8")?
         .to_owned())
 }
 
-/// Linker arguments of a program with the static library `host_library`.
+/// Returns the linker arguments of a program with the static library at `host_library`.
 pub fn host_link_args(host_library: &str) -> [&str; 4] {
     [host_library, "-lpthread", "-ldl", "-lm"]
 }
@@ -202,9 +207,9 @@ pub fn host_link_args_with_jemalloc(host_library: &str) -> [&str; 6] {
     ]
 }
 
-/// Compiles hosts and plugins in C and C++.
-fn build_c() -> Result<()> {
-    let library = host_library()?;
+/// Compiles the example hosts and plugins in C and C++. The static library for hosts must be built.
+fn compile_c_programs() -> Result<()> {
+    let library = host_library_path()?;
     compile(
         "cc",
         "plugins/hello-c/hello_c.c",
@@ -229,7 +234,7 @@ fn build_c() -> Result<()> {
         "examples/cpp_host",
         &host_link_args(&library),
     )?;
-    build_unprepared()?;
+    compile_unprepared()?;
     compile(
         "cc",
         "hosts-examples/c-minimal/c_minimal.c",
@@ -239,7 +244,7 @@ fn build_c() -> Result<()> {
 }
 
 /// Compiles the example `unprepared`, a program that knows nothing of memprof.
-fn build_unprepared() -> Result<()> {
+fn compile_unprepared() -> Result<()> {
     let source = "hosts-examples/unprepared/unprepared.c";
     compile("cc", source, "examples/unprepared", &[])
 }
@@ -252,36 +257,36 @@ const PLUGIN_LINK_ARGS: &[&str] = &[
     "-Wl,-z,nodelete,-Bsymbolic",
 ];
 
-/// Compiles one file of C or C++ into `place` below [`dist`], with warnings as errors.
+/// Compiles one file of C or C++ into `place` below [`dist_dir`], with warnings as errors.
 pub fn compile(compiler: &str, source: &str, place: &str, options: &[&str]) -> Result<()> {
-    let target = dist().join(place);
-    let fresh = fresh_name(&target);
-    create_parent(&target)?;
+    let target = dist_dir().join(place);
+    let fresh = fresh_path(&target);
+    create_parent_dir(&target)?;
     let mut command = Command::new(compiler);
     command
         .args(["-g", "-O1", "-Wall", "-Wextra", "-Werror"])
         .arg("-I")
-        .arg(dist().join("include"))
+        .arg(dist_dir().join("include"))
         .arg("-o")
         .arg(&fresh)
-        .arg(root().join(source))
+        .arg(project_root().join(source))
         .args(options);
     run(&mut command)?;
-    replace(&target, &fresh)
+    replace_if_changed(&target, &fresh)
 }
 
 /// Copies a file, and creates the directories of `to` if they are missing. Replaces an old file by a rename, and keeps
 /// an equal one.
-pub fn install(from: &Path, to: &Path) -> Result<()> {
-    create_parent(to)?;
-    let fresh = fresh_name(to);
+pub fn install_file(from: &Path, to: &Path) -> Result<()> {
+    create_parent_dir(to)?;
+    let fresh = fresh_path(to);
     fs::copy(from, &fresh).with_context(|| format!("failed to copy {}", from.display()))?;
-    replace(to, &fresh)
+    replace_if_changed(to, &fresh)
 }
 
 /// Replaces `target` by `fresh` by a rename, because a host may have mapped the old file. If both are equal, keeps
 /// `target`, so that no host of a running test maps a deleted file.
-fn replace(target: &Path, fresh: &Path) -> Result<()> {
+fn replace_if_changed(target: &Path, fresh: &Path) -> Result<()> {
     let same = fs::read(target).is_ok_and(|old| fs::read(fresh).is_ok_and(|new| old == new));
     let done = match same {
         true => fs::remove_file(fresh),
@@ -290,13 +295,13 @@ fn replace(target: &Path, fresh: &Path) -> Result<()> {
     done.with_context(|| target.display().to_string())
 }
 
-/// Path beside a file, at which its next version is made.
-fn fresh_name(target: &Path) -> PathBuf {
+/// Returns the path beside a file at which its next version is written.
+fn fresh_path(target: &Path) -> PathBuf {
     target.with_added_extension("new")
 }
 
 /// Creates the directory of a file, and those above it, if they are missing.
-fn create_parent(target: &Path) -> Result<()> {
+fn create_parent_dir(target: &Path) -> Result<()> {
     let directory = target.parent().expect("a place in target/dist");
     fs::create_dir_all(directory).with_context(|| directory.display().to_string())
 }

@@ -5,17 +5,18 @@ use std::fs;
 
 use anyhow::{Context, Result};
 
-use xtask::run::{cargo, members, root, run};
+use xtask::run::{cargo_command, project_root, run, workspace_members};
 
 /// Runs clippy on each crate with each of its features alone, and without any. Fails at a warning.
 pub(crate) fn check_features() -> Result<()> {
-    for member in members()? {
-        let file = root().join(&member).join("Cargo.toml");
+    for member in workspace_members()? {
+        let file = project_root().join(&member).join("Cargo.toml");
         let manifest = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         for feature in features_to_check(&manifest) {
             let package = package_name(&manifest).context("a manifest without a name")?;
             println!("{package} {feature}");
-            let mut clippy = cargo(&["clippy", "--quiet", "--no-deps", "--no-default-features"]);
+            let mut clippy =
+                cargo_command(&["clippy", "--quiet", "--no-deps", "--no-default-features"]);
             clippy.args(["--package", package, "--features", feature]);
             run(clippy.args(["--", "-D", "warnings"]))?;
         }
@@ -23,8 +24,8 @@ pub(crate) fn check_features() -> Result<()> {
     Ok(())
 }
 
-/// Features to check alone: those that a manifest declares, and "" for none of them. Left out are the default, the only
-/// feature of a crate, which clippy sees in the whole workspace, and "" if the default is empty.
+/// Returns the features of a manifest to check alone, and "" for a build without any. Leaves out `default`; the only
+/// feature of a crate, because clippy checks it in the whole workspace; and "" if `default` is empty.
 fn features_to_check(manifest: &str) -> Vec<&str> {
     let lines = manifest.lines().skip_while(|line| *line != "[features]");
     let lines = lines.skip(1).take_while(|line| !line.starts_with('['));
@@ -39,7 +40,7 @@ fn features_to_check(manifest: &str) -> Vec<&str> {
     none.into_iter().chain(names.iter().copied()).collect()
 }
 
-/// Name of the package in the text of a Cargo.toml. `None` if it has none.
+/// Returns the name of the package in the text of a Cargo.toml. `None` if it has none.
 fn package_name(manifest: &str) -> Option<&str> {
     let mut lines = manifest.lines();
     lines.find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'))

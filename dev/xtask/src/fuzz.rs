@@ -9,17 +9,17 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use xtask::dist::{Profile, built_dir};
-use xtask::run::{output, root};
+use xtask::run::{output, project_root};
 
 /// Directories of crates whose folder `fuzz` has targets, and for each target a folder of seeds.
 const CRATES: [&str; 2] = ["outside/memprof-report", "in-process/memprof-unwind"];
 
-/// Name of each target, by which cargo builds it.
+/// Returns the name of each fuzz target, by which cargo builds it.
 pub(crate) fn target_names() -> Result<Vec<String>> {
     Ok(find_targets()?.into_iter().map(|(_, name)| name).collect())
 }
 
-/// Runs each target, which must be built, once over all of its seeds, inputs that once showed a fault.
+/// Runs each fuzz target, which must be built, once over all of its seeds. Fails if one crashes or has no seeds.
 pub(crate) fn replay_seeds() -> Result<()> {
     for (folder, target) in find_targets()? {
         let seeds = list_files(&folder.join("seeds").join(&target))?;
@@ -29,11 +29,11 @@ pub(crate) fn replay_seeds() -> Result<()> {
     Ok(())
 }
 
-/// Each target, as the crate's folder `fuzz` and the target's name.
+/// Finds each fuzz target. Returns the folder `fuzz` of its crate, and its name.
 fn find_targets() -> Result<Vec<(PathBuf, String)>> {
     let mut all = Vec::new();
     for name in CRATES {
-        let folder = root().join(name).join("fuzz");
+        let folder = project_root().join(name).join("fuzz");
         for source in list_files(&folder.join("fuzz_targets"))? {
             let target = source.file_stem().context("a target without a name")?;
             all.push((folder.clone(), target.to_string_lossy().into_owned()));
@@ -42,7 +42,7 @@ fn find_targets() -> Result<Vec<(PathBuf, String)>> {
     Ok(all)
 }
 
-/// Files of a folder, sorted. Fails if there are none.
+/// Lists the files of a folder, sorted. Fails if there are none.
 fn list_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let shown = folder.display();
     let found = fs::read_dir(folder).with_context(|| format!("{shown}"))?;

@@ -12,12 +12,12 @@ mod sources;
 mod types;
 mod words;
 
-/// Checks every crate of the workspace.
+/// Checks the crates and documents of the workspace.
 ///
 /// # Errors
 /// One line for each fault, with its file and line where it has one.
-pub(crate) fn check() -> Result<()> {
-    let sources = sources::read_all()?;
+pub(crate) fn check_workspace() -> Result<()> {
+    let sources = sources::read_sources()?;
     let mut faults = modules::find_faults()?;
     faults.extend(words::find_faults(&sources));
     faults.extend(types::find_faults(&sources));

@@ -13,7 +13,7 @@ mod test_run;
 use std::process::{Command, ExitCode};
 
 use xtask::dist::{self, Profile};
-use xtask::run::{cargo, root, run};
+use xtask::run::{cargo_command, project_root, run};
 
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
@@ -48,49 +48,49 @@ usage: cargo xtask COMMAND
                       beside them clippy, features and docs: what CI runs, and how long each took";
 
 /// Builds and runs torture, which is a crate of its own so that other commands need not wait for its build.
-fn run_torture(args: &[&str]) -> anyhow::Result<()> {
+fn build_and_run_torture(args: &[&str]) -> anyhow::Result<()> {
     dist::build_all(Profile::Dev)?;
-    dist::build_probe(Profile::Dev)?;
+    dist::build_unwind_probe(Profile::Dev)?;
     dist::build_programs(["torture"])?;
     run(&mut torture_command(args))
 }
 
-/// Command of torture, which must be built.
+/// Returns the command of torture, which must be built.
 fn torture_command(args: &[&str]) -> Command {
     built_command("torture", args)
 }
 
-/// Command of a program in `target/debug`, in the project's root.
+/// Returns the command of a program in `target/debug`, which runs in the project's root.
 fn built_command(program: &str, args: &[&str]) -> Command {
     let mut command = Command::new(dist::built_dir(Profile::Dev).join(program));
-    command.args(args).current_dir(root());
+    command.args(args).current_dir(project_root());
     command
 }
 
-/// Builds and runs bench. It gets the crates that memprof is compared with if the arguments name the part `peers`, or
-/// no part.
+/// Builds and runs bench; with the crates that memprof is compared with if the arguments name the part `peers`, or no
+/// part.
 fn run_bench(args: &[&str]) -> anyhow::Result<()> {
-    let mut command = cargo(&["run", "--release", "--quiet", "--package=bench"]);
+    let mut command = cargo_command(&["run", "--release", "--quiet", "--package=bench"]);
     if args.contains(&"peers") || args.iter().all(|arg| arg.starts_with("--")) {
         command.arg("--features=peers");
     }
     run(command.arg("--").args(args))
 }
 
-/// Builds and runs truth or growth, not optimized: they only ask memprof of target/dist.
+/// Builds and runs `program`, truth or growth, without optimization: it only queries the memprof of `target/dist`.
 fn run_cases(program: &str, args: &[&str]) -> anyhow::Result<()> {
     dist::build_programs([program])?;
     run(&mut built_command(program, args))
 }
 
 /// Builds and runs the fuzz targets over their seeds.
-fn run_fuzz() -> anyhow::Result<()> {
+fn build_and_run_fuzz() -> anyhow::Result<()> {
     dist::build_programs(fuzz::target_names()?)?;
     fuzz::replay_seeds()
 }
 
-/// Measures how cost grows, by the cases of growth that the arguments select. Without any but `--check`, also by the
-/// part `scale` of bench, which builds for release. Only that gets `--check`.
+/// Measures how cost grows, by the cases of growth that the arguments select. If they are at most `--check`, also by
+/// the part `scale` of bench, which builds for release, and which alone gets `--check`.
 fn run_scale(args: &[&str]) -> anyhow::Result<()> {
     let (check, args): (Vec<&str>, Vec<&str>) = args.iter().partition(|arg| **arg == "--check");
     if args.is_empty() {
@@ -105,19 +105,19 @@ fn main() -> ExitCode {
     let done = match args.as_slice() {
         ["build"] => dist::build_all(Profile::Dev),
         ["build", "--release"] => dist::build_all(Profile::Release),
-        ["demo"] => demo::demo(),
+        ["demo"] => demo::build_and_run_demo(),
         ["test"] => ci::build_and_test(),
         ["bench", "truth", args @ ..] => run_cases("truth", args),
         ["bench", "scale", args @ ..] => run_scale(args),
         ["bench", args @ ..] => run_bench(args),
-        ["torture", args @ ..] => run_torture(args),
+        ["torture", args @ ..] => build_and_run_torture(args),
         ["package", args @ ..] => {
-            run(cargo(&["run", "--quiet", "--package=package", "--"]).args(args))
+            run(cargo_command(&["run", "--quiet", "--package=package", "--"]).args(args))
         }
         ["book"] => book::build_book(),
-        ["lint"] => lint::check(),
+        ["lint"] => lint::check_workspace(),
         ["features"] => features::check_features(),
-        ["fuzz"] => run_fuzz(),
+        ["fuzz"] => build_and_run_fuzz(),
         ["pictures"] => pictures::draw_pictures(),
         ["deny"] => ci::check_dependencies(),
         ["ci"] => ci::run_ci(),

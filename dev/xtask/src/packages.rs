@@ -118,7 +118,7 @@ pub fn ensure_installed(packages: &[&str]) -> Result<()> {
 /// Held while apt-get runs, which fails beside another one.
 static APT: Mutex<()> = Mutex::new(());
 
-/// Those of `packages` that are not installed.
+/// Returns those of `packages` that are not installed.
 fn find_missing<'a>(packages: &[&'a str]) -> Vec<&'a str> {
     let missing = packages.iter().filter(|package| !is_installed(package));
     missing.copied().collect()
@@ -150,7 +150,7 @@ struct ServicePolicyGuard {
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
 impl ServicePolicyGuard {
-    /// Writes a policy that forbids to start servers, unless the system has a policy.
+    /// Writes a policy that forbids to start servers, unless the system has a policy already.
     fn install() -> Result<Self> {
         let is_own_file = !Path::new(POLICY).exists();
         if is_own_file {

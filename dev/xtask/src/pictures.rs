@@ -6,16 +6,16 @@ use anyhow::{Context, Result};
 
 use xtask::dist::{self, Profile};
 use xtask::packages;
-use xtask::run::{cargo, root, run};
+use xtask::run::{cargo_command, project_root, run};
 
 /// The end-to-end test that draws them into `target/screenshots`.
 const TEST: &str = "pictures::pictures_are_of_a_run";
 
-/// Runs the test that draws the pictures, and copies them to those of the book.
+/// Builds everything, runs the test that draws the pictures, and copies them to those of the book.
 pub(crate) fn draw_pictures() -> Result<()> {
     packages::ensure_installed(packages::TEST)?;
     dist::build_all(Profile::Dev)?;
-    run(&mut cargo(&[
+    run(&mut cargo_command(&[
         "test",
         "--workspace",
         "--quiet",
@@ -25,8 +25,8 @@ pub(crate) fn draw_pictures() -> Result<()> {
         TEST,
     ]))?;
     for name in ["page.png", "flamegraph.png"] {
-        let drawn = root().join("target/screenshots").join(name);
-        let kept = root().join("docs/src/pictures").join(name);
+        let drawn = project_root().join("target/screenshots").join(name);
+        let kept = project_root().join("docs/src/pictures").join(name);
         fs::copy(&drawn, &kept)
             .with_context(|| format!("copy {} to {}", drawn.display(), kept.display()))?;
     }

@@ -6,15 +6,16 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// The project's root directory, in which this program was built.
-pub fn root() -> PathBuf {
+/// Returns the root directory of the project's sources from which this program was built.
+pub fn project_root() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
     root.expect("xtask lies in dev").to_owned()
 }
 
-/// The directories of the workspace's crates, from the root. Fails if Cargo.toml lists them in another form.
-pub fn members() -> Result<Vec<String>> {
-    let manifest = fs::read_to_string(root().join("Cargo.toml"))?;
+/// Returns the directories of the workspace's crates, relative to the root. Fails if Cargo.toml lists them in another
+/// form than one a line.
+pub fn workspace_members() -> Result<Vec<String>> {
+    let manifest = fs::read_to_string(project_root().join("Cargo.toml"))?;
     let members = manifest.lines().filter_map(|line| {
         let member = line.trim().strip_prefix('"')?.strip_suffix("\",")?;
         Some(member.to_owned())
@@ -29,9 +30,9 @@ pub fn members() -> Result<Vec<String>> {
 }
 
 /// Returns a command of the cargo that runs this program, or else of the one in `PATH`, in the project's root.
-pub fn cargo(args: &[&str]) -> Command {
+pub fn cargo_command(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(args).current_dir(root());
+    command.args(args).current_dir(project_root());
     command
 }
 
@@ -45,8 +46,8 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Copies a program that is to be run. Another process writes the copy: what a second thread starts meanwhile would
-/// inherit a descriptor of this one, and a file that is open for writing cannot be run (`ETXTBSY`).
+/// Copies a program that is to be run. cp(1) writes the copy: a program that another thread starts meanwhile would
+/// inherit a descriptor of this process, and a file that is open for writing cannot be run (`ETXTBSY`).
 pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
     run(Command::new("cp").arg("--").args([from, to]))
 }

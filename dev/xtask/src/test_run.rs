@@ -13,7 +13,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use xtask::run::{cargo, output, run};
+use xtask::run::{cargo_command, output, run};
 
 /// A test binary, as cargo names it once it is built.
 #[derive(Debug, Deserialize)]
@@ -35,8 +35,8 @@ struct Target {
     kind: Vec<String>,
 }
 
-/// Runs the tests of all binaries, as many at once as there are processors, then those of the documentation. Prints the
-/// tests that passed only the second time, alone. Fails if a test fails twice.
+/// Runs the tests of all binaries, as many binaries at once as there are processors, then those of the documentation.
+/// Prints the tests that passed only the second time, alone. Fails if a test fails twice.
 pub(crate) fn run_tests(binaries: &[TestBinary]) -> Result<()> {
     let (next, flaky) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let lane = || -> Result<()> {
@@ -60,7 +60,12 @@ pub(crate) fn run_tests(binaries: &[TestBinary]) -> Result<()> {
     for outcome in outcomes {
         outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     }
-    run(&mut cargo(&["test", "--workspace", "--doc", "--quiet"]))?;
+    run(&mut cargo_command(&[
+        "test",
+        "--workspace",
+        "--doc",
+        "--quiet",
+    ]))?;
     let flaky = flaky
         .into_inner()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -73,9 +78,10 @@ pub(crate) fn run_tests(binaries: &[TestBinary]) -> Result<()> {
     Ok(())
 }
 
-/// Builds all test binaries; the longest, those of whole programs, come first.
-pub(crate) fn build_binaries() -> Result<Vec<TestBinary>> {
-    let mut build = cargo(&["test", "--workspace", "--no-run", "--quiet"]);
+/// Builds all test binaries, and returns them sorted: those with the longest runs, the tests of whole programs, come
+/// first.
+pub(crate) fn build_test_binaries() -> Result<Vec<TestBinary>> {
+    let mut build = cargo_command(&["test", "--workspace", "--no-run", "--quiet"]);
     let messages = output(build.arg("--message-format=json-render-diagnostics"))?;
     let mut binaries: Vec<TestBinary> = messages
         .lines()
@@ -90,30 +96,30 @@ pub(crate) fn build_binaries() -> Result<Vec<TestBinary>> {
 }
 
 impl TestBinary {
-    /// Whether the binary is of a package's folder `tests`, not of its library or programs.
+    /// Returns whether the binary is of a package's folder `tests`, not of its library or programs.
     fn is_integration(&self) -> bool {
         self.target.kind == ["test"]
     }
 
-    /// The package and the binary: `memprof-cli e2e`.
+    /// Returns the names of the package and the binary: `memprof-cli e2e`.
     fn name(&self) -> String {
-        let package = self.package().file_name().unwrap_or_default();
+        let package = self.package_dir().file_name().unwrap_or_default();
         format!("{} {}", package.display(), self.target.name)
     }
 
-    /// Folder of the package that the tests are of.
-    fn package(&self) -> &Path {
+    /// Returns the folder of the package that the tests are of.
+    fn package_dir(&self) -> &Path {
         self.manifest_path.parent().unwrap_or(&self.manifest_path)
     }
 
-    /// Runs the tests, then those that failed once more, alone. Returns the names of those that passed only then.
-    /// Fails if a test failed twice.
+    /// Runs the tests, and those that failed once more, alone. Returns the names of those that passed only then. Fails
+    /// if a test failed twice.
     fn run_and_retry(&self) -> Result<Vec<String>> {
         let name = self.name();
         println!("run: {name}");
         // More threads than processors, because most tests wait for another process.
         let begun = Instant::now();
-        let first = self.run(2 * thread::available_parallelism()?.get(), &[])?;
+        let first = self.run_tests(2 * thread::available_parallelism()?.get(), &[])?;
         if first.status.success() {
             println!("ok: {name} ({:.1} s)", begun.elapsed().as_secs_f64());
             print_skipped(&first);
@@ -127,7 +133,7 @@ impl TestBinary {
             first.status
         );
         println!("{name}: again, alone: {}", failed.join(", "));
-        let again = self.run(1, &failed)?;
+        let again = self.run_tests(1, &failed)?;
         if !again.status.success() {
             print_output(&again);
         }
@@ -139,18 +145,18 @@ impl TestBinary {
         Ok(failed)
     }
 
-    /// Runs all tests of the binary, or those with these exact names, in `threads` threads, with the directory and
-    /// variables that cargo sets. Returns the output also of a failed run.
-    fn run(&self, threads: usize, names: &[String]) -> Result<Output> {
+    /// Runs all tests of the binary, or those with these exact names if there are any, in `threads` threads, with the
+    /// directory and variables that cargo sets. Returns the output also of a failed run.
+    fn run_tests(&self, threads: usize, names: &[String]) -> Result<Output> {
         let mut tests = Command::new(&self.executable);
         if !names.is_empty() {
             tests.arg("--exact").args(names);
         }
         tests
             .arg("--quiet")
-            .current_dir(self.package())
-            .env("CARGO", cargo(&[]).get_program())
-            .env("CARGO_MANIFEST_DIR", self.package())
+            .current_dir(self.package_dir())
+            .env("CARGO", cargo_command(&[]).get_program())
+            .env("CARGO_MANIFEST_DIR", self.package_dir())
             .env("RUST_TEST_THREADS", threads.to_string())
             .stdin(Stdio::null());
         let failed = || format!("failed to run {}", self.executable.display());
@@ -174,7 +180,7 @@ fn print_skipped(run: &Output) {
     }
 }
 
-/// Reads which tests failed: libtest lists their names, indented, after its last `failures:`.
+/// Returns the names of the tests that failed: libtest lists them, indented, after its last `failures:`.
 fn parse_failures(written: &str) -> Vec<String> {
     let list = written
         .rsplit_once("\nfailures:\n")

@@ -37,7 +37,7 @@ const NAME: &str = "rust_http";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 fn main() -> ExitCode {
-    match run() {
+    match run_host() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{NAME}: {error:#}");
@@ -48,33 +48,33 @@ fn main() -> ExitCode {
 
 /// Runs the host and its HTTP server until SIGTERM. Fails if the config is invalid, or if the address cannot be
 /// listened on.
-fn run() -> anyhow::Result<()> {
+fn run_host() -> anyhow::Result<()> {
     let (config, address) = parse_arguments()?;
     let config = Config::read(&config)?;
     let level = config.log.level().map_err(anyhow::Error::msg)?;
-    logger::init(level)?;
+    logger::init_logger(level)?;
 
     let mut program = HostProgram::new(NAME, VERSION);
-    program.jemalloc = Some(jemalloc::functions());
+    program.jemalloc = Some(jemalloc::jemalloc_functions());
     let host = Arc::new(Host::start(&config, program)?);
-    let worker = work::start()?;
+    let worker = work::start_worker()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    runtime.block_on(serve(address, Arc::clone(&host)))?;
+    runtime.block_on(serve_http(address, Arc::clone(&host)))?;
     worker.stop();
     Ok(())
 }
 
 /// Serves HTTP at `address` until SIGTERM. Fails if the address cannot be listened on.
-async fn serve(address: SocketAddr, host: Arc<Host>) -> anyhow::Result<()> {
+async fn serve_http(address: SocketAddr, host: Arc<Host>) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let listener = TcpListener::bind(address).await?;
     log::info!("serving http://{}/", listener.local_addr()?);
     let end = async {
         terminate.recv().await;
     };
-    memprof_http::serve(Listener::tcp(listener), router(host), end).await;
+    memprof_http::serve(Listener::from_tcp(listener), router(host), end).await;
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_void};
 use tikv_jemalloc_sys as jemalloc;
 
 /// Returns the functions of the statically linked jemalloc.
-pub(crate) fn functions() -> memprof_jemalloc_t {
+pub(crate) fn jemalloc_functions() -> memprof_jemalloc_t {
     memprof_jemalloc_t {
         struct_size: size_of::<memprof_jemalloc_t>(),
         mallctl: Some(jemalloc::mallctl),

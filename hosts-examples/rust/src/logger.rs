@@ -7,7 +7,7 @@ use log::{LevelFilter, Log, Metadata, Record, SetLoggerError};
 struct StderrLogger;
 
 /// Sets the logger of the process, which logs lines up to `level`. Fails if the process has a logger already.
-pub(crate) fn init(level: LevelFilter) -> Result<(), SetLoggerError> {
+pub(crate) fn init_logger(level: LevelFilter) -> Result<(), SetLoggerError> {
     log::set_max_level(level);
     log::set_logger(&StderrLogger)
 }

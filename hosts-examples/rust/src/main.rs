@@ -23,7 +23,7 @@ use nix::sys::signal::{SigSet, Signal};
 static GLOBAL: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    match serve() {
+    match run_host() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("rust_host: {error:#}");
@@ -33,10 +33,10 @@ fn main() -> ExitCode {
 }
 
 /// Runs the host and its work until SIGTERM or SIGINT.
-fn serve() -> anyhow::Result<()> {
+fn run_host() -> anyhow::Result<()> {
     let config = Config::read(&parse_config_path()?)?;
     let level = config.log.level().map_err(anyhow::Error::msg)?;
-    logger::init(level)?;
+    logger::init_logger(level)?;
 
     let mut end_signals = SigSet::empty();
     end_signals.add(Signal::SIGTERM);
@@ -47,9 +47,9 @@ fn serve() -> anyhow::Result<()> {
         .context("failed to block the signals that end this host")?;
 
     let mut program = HostProgram::new("rust_host", env!("CARGO_PKG_VERSION"));
-    program.jemalloc = Some(jemalloc::functions());
+    program.jemalloc = Some(jemalloc::jemalloc_functions());
     let host = Host::start(&config, program)?;
-    let worker = work::start()?;
+    let worker = work::start_worker()?;
     log::info!("serving as pid {}", std::process::id());
 
     let signal = end_signals.wait().context("failed to wait for the end")?;

@@ -22,7 +22,7 @@ pub(crate) struct Worker {
 }
 
 /// Starts the thread, which grows a cache and handles requests until it is stopped.
-pub(crate) fn start() -> io::Result<Worker> {
+pub(crate) fn start_worker() -> io::Result<Worker> {
     let (stop, stopped) = mpsc::channel();
     let thread = Builder::new().name("worker".into()).spawn(move || {
         let mut cache = Vec::new();

@@ -32,7 +32,7 @@ enum Route {
 }
 
 impl Route {
-    /// Path of the route, the value of the label `route`.
+    /// Returns the path of the route, the value of the label `route`.
     fn path(self) -> &'static str {
         match self {
             Self::Search => "/search",
@@ -42,7 +42,7 @@ impl Route {
     }
 
     /// Allocates the memory of one step of a request. `/export` adds the label `tenant`.
-    fn step(self) -> Vec<u8> {
+    fn run_step(self) -> Vec<u8> {
         match self {
             Self::Search => read_index(),
             Self::Cart => fill_cart(),
@@ -73,19 +73,19 @@ fn render_page() -> Vec<u8> {
 }
 
 /// Handles a request in several steps, and keeps the memory of each.
-async fn handle(route: Route, retained: RetainedMemory) {
+async fn handle_request(route: Route, retained: RetainedMemory) {
     for _ in 0..STEPS {
-        let step = route.step();
+        let step = route.run_step();
         retained.lock().expect("no thread panics").push(step);
         yield_now().await;
     }
 }
 
 /// Spawns the task of request `number`, which has its route as a label.
-fn accept(number: usize, retained: &RetainedMemory) -> JoinHandle<()> {
+fn spawn_request(number: usize, retained: &RetainedMemory) -> JoinHandle<()> {
     let route = [Route::Search, Route::Cart, Route::Export][number % 3];
     let labels = Labels::new().with("route", route.path());
-    tokio::spawn(handle(route, Arc::clone(retained)).labelled(labels))
+    tokio::spawn(handle_request(route, Arc::clone(retained)).labelled(labels))
 }
 
 /// Handles [`REQUESTS`] requests for each line of standard input.
@@ -96,7 +96,7 @@ fn main() -> std::io::Result<()> {
     for line in std::io::stdin().lines() {
         runtime.block_on(async {
             let requests: Vec<_> = (0..REQUESTS)
-                .map(|number| accept(number, &retained))
+                .map(|number| spawn_request(number, &retained))
                 .collect();
             for request in requests {
                 request.await.expect("no request panics");

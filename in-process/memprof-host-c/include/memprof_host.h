@@ -43,8 +43,8 @@ extern "C" {
 #endif // __cplusplus
 
 // [control-thread] Loads the plugins and opens the control socket. A plugin that cannot be loaded is logged, and is no
-// error. Returns `MEMPROF_INVALID_ARGUMENT` if the config cannot be read, if an argument, the name or the path is
-// null, or if the struct is too small.
+// error. Returns `MEMPROF_INVALID_ARGUMENT` if the config cannot be read or is invalid, for a reason that is logged; if
+// an argument, the name or the path is null; or if the struct is too small.
 //
 // # Safety
 // `options` points to a whole struct, and `host` to a pointer that receives the result.

@@ -59,8 +59,8 @@ pub struct memprof_host_options_t {
 }
 
 /// [control-thread] Loads the plugins and opens the control socket. A plugin that cannot be loaded is logged, and is no
-/// error. Returns `MEMPROF_INVALID_ARGUMENT` if the config cannot be read, if an argument, the name or the path is
-/// null, or if the struct is too small.
+/// error. Returns `MEMPROF_INVALID_ARGUMENT` if the config cannot be read or is invalid, for a reason that is logged; if
+/// an argument, the name or the path is null; or if the struct is too small.
 ///
 /// # Safety
 /// `options` points to a whole struct, and `host` to a pointer that receives the result.
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn memprof_host_start(
     if host.is_null() || options.name.is_null() || options.config_path.is_null() {
         return MEMPROF_INVALID_ARGUMENT;
     }
-    catch_panic(|| match start(options) {
+    catch_panic(|| match start_host(options) {
         Ok(running) => {
             let running = Box::into_raw(Box::new(memprof_running_host_t(running)));
             // SAFETY: checked for null above; memprof_host.h: it points to a pointer that the caller lets this write.
@@ -186,7 +186,7 @@ pub extern "C" fn memprof_label_pop(before: u16) {
 
 /// Reads the config and starts the host. Failures are logged. Also makes the program's callback the logger of the crate
 /// `log`, unless there is one already.
-fn start(options: &memprof_host_options_t) -> Result<Host, ()> {
+fn start_host(options: &memprof_host_options_t) -> Result<Host, ()> {
     // The logger receives the lines of this library, besides those of plugins.
     let logger: &'static CallbackLogger = Box::leak(Box::new(CallbackLogger {
         log: options.log,

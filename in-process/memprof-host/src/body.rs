@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 
 #[cfg(feature = "control")]
-use memprof_own::above_stdio;
+use memprof_own::move_above_stdio;
 use memprof_plugin_abi::COPY_LIMIT;
 use rustix::fs::{FileType, OFlags, SealFlags};
 
@@ -54,7 +54,7 @@ impl Body {
     ///
     /// # Errors
     /// `InvalidInput` if it is not a regular file, is shorter than `size`, or can still be written to. Those of
-    /// fstat(2), and of fcntl(2), `F_DUPFD_CLOEXEC`.
+    /// fstat(2), and of fcntl(2), `F_GETFL` and `F_DUPFD_CLOEXEC`.
     pub fn from_file(fd: BorrowedFd<'_>, size: u64) -> io::Result<Self> {
         let stat = rustix::fs::fstat(fd)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -84,7 +84,8 @@ impl Body {
 
     /// Returns the file, positioned at its start; for bytes, a new sealed file in memory. Neither can be changed
     /// through the returned descriptor. Writing the bytes under a small `RLIMIT_FSIZE` sends SIGXFSZ to the calling
-    /// thread, which must therefore block signals. Fails as `memfd_create(2)` does: no memory or no descriptor is left.
+    /// thread, which must therefore block signals. Fails if no memory or no descriptor is left (`memfd_create(2)`), or if
+    /// the bytes exceed that limit.
     #[cfg(feature = "control")]
     pub(crate) fn into_file(self) -> io::Result<File> {
         let bytes = match self {
@@ -92,7 +93,7 @@ impl Body {
             Self::File(file, _) => return Ok(file),
         };
         let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("memprof-reply", flags).and_then(above_stdio)?;
+        let file = rustix::fs::memfd_create("memprof-reply", flags).and_then(move_above_stdio)?;
         let mut file = File::from(file);
         file.write_all(&bytes)?;
         file.seek(SeekFrom::Start(0))?;
@@ -104,7 +105,7 @@ impl Body {
     pub fn into_text(self) -> String {
         match self {
             Self::Bytes(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-            Self::File(file, length) => format!("{length} bytes, in {}", path_name(&file)),
+            Self::File(file, length) => format!("{length} bytes, in {}", open_file_path(&file)),
         }
     }
 
@@ -127,7 +128,7 @@ impl Body {
                 let message = format!(
                     "the reply has {length} bytes, which is too large to be copied (at most \
                      {COPY_LIMIT}); read {}",
-                    path_name(&file)
+                    open_file_path(&file)
                 );
                 Err(io::Error::new(io::ErrorKind::FileTooLarge, message))
             }
@@ -158,7 +159,7 @@ fn is_sealed(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Returns the path of an open file, from /proc; `a file of unknown name` if it cannot be read.
-fn path_name(file: &File) -> String {
+fn open_file_path(file: &File) -> String {
     // `thread-self`, because memprof's threads may have a descriptor table of their own.
     let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let path = std::fs::read_link(link);

@@ -205,7 +205,7 @@ impl Client {
     }
 
     /// Returns the path of the socket, as it was given.
-    pub fn socket(&self) -> &Path {
+    pub fn socket_path(&self) -> &Path {
         &self.socket
     }
 
@@ -222,18 +222,18 @@ impl Client {
     /// Requests the identity that the host reports.
     ///
     /// # Errors
-    /// The host has closed the connection, or is no host.
-    pub fn host(&mut self) -> Result<HostInfo, ClientError> {
-        self.call(HOST, Value::Null, IMMEDIATE_TIMEOUT)
+    /// The host does not respond within 10 seconds, has closed the connection, or is no host.
+    pub fn host_info(&mut self) -> Result<HostInfo, ClientError> {
+        self.call_method(HOST, Value::Null, IMMEDIATE_TIMEOUT)
             .map(|(info, _)| info)
     }
 
     /// Requests the list of the host's plugins, which includes those that could not be created.
     ///
     /// # Errors
-    /// Those of [`host`](Self::host).
+    /// Those of [`host_info`](Self::host_info).
     pub fn plugins(&mut self) -> Result<Vec<PluginInfo>, ClientError> {
-        let plugins = self.call(PLUGINS, Value::Null, IMMEDIATE_TIMEOUT);
+        let plugins = self.call_method(PLUGINS, Value::Null, IMMEDIATE_TIMEOUT);
         plugins.map(|(plugins, _)| plugins)
     }
 
@@ -241,7 +241,8 @@ impl Client {
     /// requests how the body is passed; `None` lets the host pass a large body as a file, and a small one inline.
     ///
     /// # Errors
-    /// The host has closed the connection, has no such plugin, or passed no file of the size that it announced.
+    /// The host does not respond in time, has closed the connection, has no such plugin, or passed no file of the size
+    /// that it announced.
     pub fn message(
         &mut self,
         plugin: &str,
@@ -255,11 +256,12 @@ impl Client {
             args: args.to_owned(),
             deliver,
         };
-        let timeout = match memprof_messages::message(message) {
+        let timeout = match memprof_messages::find_message(message) {
             Some(known) if known.latency == ReplyLatency::Immediate => IMMEDIATE_TIMEOUT,
             _ => WORK_TIMEOUT,
         };
-        let (result, file): (MessageResult, _) = self.call(MESSAGE, json!(params), timeout)?;
+        let (result, file): (MessageResult, _) =
+            self.call_method(MESSAGE, json!(params), timeout)?;
         let protocol_error = |what: &str| ClientError::Protocol(what.to_owned());
         let file = match (file, result.size) {
             (Some(file), Some(size)) => Some(
@@ -280,7 +282,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::Unreachable`] if no response comes in time; [`ClientError::Refused`] for an error in the
     /// response; [`ClientError::Protocol`] if the response is invalid or answers another request.
-    fn call<T: DeserializeOwned>(
+    fn call_method<T: DeserializeOwned>(
         &mut self,
         method: &str,
         params: Value,
@@ -383,17 +385,17 @@ mod tests {
                 return Ok(());
             }
         };
-        assert_eq!(client_error(SHORT_TIMEOUT, silent, Client::host), late);
+        assert_eq!(client_error(SHORT_TIMEOUT, silent, Client::host_info), late);
         let drips = |mut stream: UnixStream| loop {
             stream.write_all(b" ")?;
             std::thread::park_timeout(Duration::from_millis(1));
         };
-        assert_eq!(client_error(SHORT_TIMEOUT, drips, Client::host), late);
+        assert_eq!(client_error(SHORT_TIMEOUT, drips, Client::host_info), late);
         let endless = |mut stream: UnixStream| loop {
             stream.write_all(&[b'x'; 4096])?;
         };
         let long = "cannot reach the host: it answered with a line above 1048576 bytes";
-        assert_eq!(client_error(LONG_TIMEOUT, endless, Client::host), long);
+        assert_eq!(client_error(LONG_TIMEOUT, endless, Client::host_info), long);
     }
 
     #[test]
@@ -481,7 +483,7 @@ connection.recv(1)
     #[test]
     fn lost_host_is_reported_with_the_reason() {
         let check = |action: &str, expected: &str| {
-            let error = query_python_host(action, Client::host);
+            let error = query_python_host(action, Client::host_info);
             assert_eq!(error, format!("cannot reach the host: {expected}"));
         };
         check("os._exit(0)", "process PID has ended meanwhile");

@@ -9,6 +9,7 @@ use crate::config_source::ConfigSource;
 pub(crate) use plugin_table::with_table_prefix;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use toml::de::DeTable;
 
 /// A host's config. Unknown keys are errors.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -125,8 +126,9 @@ impl Config {
         Ok(config.with_path(path))
     }
 
-    /// Sets the path of the file whose text was parsed, which errors of the plugins then name. [`read`](Self::read)
-    /// and [`read_beside`](Self::read_beside) do so; it is for [`parse`](Self::parse) and [`parse_beside`](Self::parse_beside).
+    /// Sets the path of the file whose text was parsed, which errors of the plugins then name. Call it after
+    /// [`parse`](Self::parse) or [`parse_beside`](Self::parse_beside); [`read`](Self::read) and
+    /// [`read_beside`](Self::read_beside) set it themselves.
     #[must_use]
     pub fn with_path(mut self, path: &Path) -> Self {
         // The reader of an error may be in another directory.
@@ -147,7 +149,22 @@ impl Config {
     /// # Errors
     /// Those of [`parse`](Self::parse).
     pub fn parse_beside(text: &str, own: &[&str]) -> Result<Self, String> {
-        Self::parse(&plugin_table::blank_tables(text, own))
+        let mut table = DeTable::parse(text).map_err(|error| error.to_string())?;
+        for name in own {
+            table.get_mut().remove(*name);
+        }
+        let parsed = Self::deserialize(toml::Deserializer::from(table));
+        let mut config = parsed.map_err(|mut error| {
+            error.set_input(Some(text));
+            error.to_string()
+        })?;
+        for (index, plugin) in config.plugin.iter_mut().enumerate() {
+            plugin.text_in_file =
+                plugin_table::blank_outside_plugin_config(text, index, &plugin.config);
+        }
+        // Reports an invalid level now, with the other errors of the file.
+        config.log.level()?;
+        Ok(config)
     }
 
     /// Parses the text of a config file, which must have no tables or keys but those of memprof.
@@ -155,13 +172,7 @@ impl Config {
     /// # Errors
     /// The text is invalid; the message contains line and column.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let mut config: Self = toml::from_str(text).map_err(|error| error.to_string())?;
-        for (index, plugin) in config.plugin.iter_mut().enumerate() {
-            plugin.text_in_file = plugin_table::blank_all_but(text, index, &plugin.config);
-        }
-        // Reports an invalid level now, with the other errors of the file.
-        config.log.level()?;
-        Ok(config)
+        Self::parse_beside(text, &[])
     }
 }
 
@@ -194,7 +205,7 @@ impl PluginConfig {
     }
 
     /// Returns the name of the plugin until its id is known: the file's name without its extension.
-    pub fn file_name(&self) -> String {
+    pub fn provisional_id(&self) -> String {
         let stem = self.path.file_stem().unwrap_or(self.path.as_os_str());
         stem.to_string_lossy().into_owned()
     }
@@ -215,7 +226,7 @@ mod tests {
         .unwrap();
         assert_eq!(config.control.socket.as_deref(), Some("/run/x.sock"));
         assert_eq!(config.log.level(), Ok(log::LevelFilter::Debug));
-        assert_eq!(config.plugin[0].file_name(), "memory_profile");
+        assert_eq!(config.plugin[0].provisional_id(), "memory_profile");
         assert_eq!(config.plugin[0].config.to_string(), "dump_dir = \"/d\"\n");
         assert_eq!(config.plugin[1].sha256.as_deref(), Some("ab"));
     }

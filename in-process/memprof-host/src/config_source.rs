@@ -29,8 +29,9 @@ pub(crate) enum ConfigSource {
 const PARSE_ERROR: &str = "TOML parse error at ";
 
 impl ConfigSource {
-    /// Adds to `reason`, the plugin's error about the config `text` in one line, the file or the key that it concerns.
-    pub(crate) fn locate(&self, text: &str, reason: &str) -> String {
+    /// Adds the file, line or key that an error concerns to its text. `reason` is the plugin's error in one line,
+    /// `text` the config that the plugin received.
+    pub(crate) fn locate_error(&self, text: &str, reason: &str) -> String {
         let Some((start, position, error)) = split_position(reason) else {
             return match self.file_in_errors() {
                 Some(file) if !reason.contains(&file) => format!("config file {file}: {reason}"),
@@ -79,7 +80,7 @@ impl ConfigSource {
         }
     }
 
-    /// Returns the path of the file, if all of the config is in one.
+    /// Returns the path of the file, if all of the config is in one. `None` otherwise.
     fn file_in_errors(&self) -> Option<String> {
         match self {
             #[cfg(any(feature = "adapters", feature = "loader"))]
@@ -89,8 +90,9 @@ impl ConfigSource {
     }
 }
 
-/// Splits an error about a config into the text in front of the position, the position, such as `line 6, column 1`, and
-/// the rest. `None` unless the error is of Rust's TOML parser, or of `memprof_config` in memprof.h.
+/// Splits an error about a config into three parts: the text in front of the position, the position (such as `line 6,
+/// column 1`), and the text after it. `None` unless the error is of Rust's TOML parser, or of `memprof_config` in
+/// memprof.h.
 fn split_position(reason: &str) -> Option<(&str, &str, &str)> {
     if let Some((start, error)) = reason.split_once(PARSE_ERROR) {
         // The condensed error is `line 6, column 1; unknown field …`.
@@ -109,15 +111,15 @@ fn key_at(text: &str, position: &str) -> Option<String> {
     key_in_line(text, line_number(position)?)
 }
 
-/// Parses the number in `line 6, column 1` or `line 6`.
+/// Parses the number in `line 6, column 1` or `line 6`. `None` if the text is of another form.
 #[cfg(any(feature = "adapters", feature = "loader"))]
 fn line_number(position: &str) -> Option<usize> {
     let number = position.strip_prefix("line ")?.split(',').next()?;
     number.parse().ok()
 }
 
-/// Returns the key that line `number` (from 1) of a TOML text sets, as a word has it: `keep.count` for `count = 3` below
-/// `[keep]`. `None` if the line sets no key.
+/// Returns the key that line `number` (from 1) of a TOML text sets, with its table: `keep.count` for `count = 3` below
+/// `[keep]`. For a table header, returns the table. `None` if the line sets no key.
 #[cfg(any(feature = "adapters", feature = "loader"))]
 fn key_in_line(text: &str, number: usize) -> Option<String> {
     let header = |line: &str| {
@@ -145,7 +147,7 @@ mod tests {
     fn errors_name_the_file_or_the_key() {
         let file = || PathBuf::from("/etc/h.toml");
         let check = |source: ConfigSource, reason: &str, expected: &str| {
-            assert_eq!(source.locate(TEXT, reason), expected, "{source:?}");
+            assert_eq!(source.locate_error(TEXT, reason), expected, "{source:?}");
         };
         let unknown = "TOML parse error at line 4, column 1; unknown field `cnt`";
         check(

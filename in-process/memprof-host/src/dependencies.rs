@@ -16,7 +16,7 @@ use memmap2::Mmap;
 use crate::elf::{LinkInfo, check_loadable, is_for_another_machine};
 use crate::file_trust::check_trusted;
 use process_search::ProcessSearch;
-use search_list::{Candidate, expand, expand_list, files_in};
+use search_list::{Candidate, candidates_in, expand_list, expand_path};
 
 /// Most libraries that are checked for one plugin.
 const MAX_LIBRARIES: usize = 1024;
@@ -26,7 +26,7 @@ const MAX_LIBRARIES: usize = 1024;
 /// need not: the program's own libraries come from there. `plugin` is the path that the loader gets, `bytes` its
 /// content. The error names the library.
 pub(crate) fn check_dependencies(plugin: &Path, bytes: &[u8], own_uid: u32) -> Result<(), String> {
-    let process = ProcessSearch::of_this_process();
+    let process = ProcessSearch::for_this_process();
     let check = |library: &Library, bytes: &[u8]| {
         if library.is_own {
             check_trusted(&library.path, own_uid)?;
@@ -37,8 +37,8 @@ pub(crate) fn check_dependencies(plugin: &Path, bytes: &[u8], own_uid: u32) -> R
     require_versioned_files(&libraries, &process)
 }
 
-/// Fails if a library needs versions of another one that will not be loaded: the loader ends the process for it
-/// (`_dl_check_map_versions` of glibc asserts that it is there).
+/// Fails if a library needs versions of another one that will not be loaded: in that case the loader ends the process
+/// (`_dl_check_map_versions` of glibc asserts that the other one is there).
 fn require_versioned_files(libraries: &[Library], process: &ProcessSearch) -> Result<(), String> {
     let is_loaded = |name: &Vec<u8>| {
         let has_name = |library: &Library| {
@@ -73,8 +73,9 @@ struct Library {
 }
 
 /// Calls `check` with each library that the loader reads with the plugin, in the loader's order, and returns them with
-/// the plugin as the first. Where a library has variants for several CPUs, all are among them. Fails as soon as `check`
-/// fails, and if there are more than [`MAX_LIBRARIES`].
+/// the plugin as the first. If it is not certain which of several files the loader takes, as for variants for several
+/// CPUs, all of them are visited. Fails as soon as `check` fails, if a file cannot be mapped, and if there are more
+/// than [`MAX_LIBRARIES`].
 fn visit_dependencies(
     plugin: &Path,
     bytes: &[u8],
@@ -131,7 +132,7 @@ fn find_candidates(
 ) -> Vec<(Candidate, bool)> {
     let library = &libraries[requester];
     if name.contains(&b'/') {
-        let paths = expand(name, library.directory());
+        let paths = expand_path(name, library.origin_directory());
         return paths
             .into_iter()
             .map(|path| (path, library.is_own))
@@ -141,15 +142,17 @@ fn find_candidates(
         let list = list.as_deref().unwrap_or_default();
         let directories = match list {
             b"" => Vec::new(),
-            list => expand_list(list, b":", library.directory()),
+            list => expand_list(list, b":", library.origin_directory()),
         };
         let files = directories
             .into_iter()
-            .flat_map(|found| files_in(&found, name));
+            .flat_map(|found| candidates_in(&found, name));
         files.map(|file| (file, library.is_own)).collect::<Vec<_>>()
     };
     let of_process = |directories: &[Candidate]| {
-        let files = directories.iter().flat_map(|found| files_in(found, name));
+        let files = directories
+            .iter()
+            .flat_map(|found| candidates_in(found, name));
         files.map(|file| (file, false)).collect::<Vec<_>>()
     };
     let mut found = Vec::new();
@@ -163,8 +166,8 @@ fn find_candidates(
     found.extend(of_process(&process.environment));
     found.extend(own_list(library, &library.link_info.runpath));
     let uses_system = !library.link_info.ignores_system_directories;
-    let cached = library_cache::find(&process.cache, name).into_iter();
-    let cached = cached.filter(|file| uses_system || !process.is_in_system(&file.path));
+    let cached = library_cache::find_libraries(&process.cache, name).into_iter();
+    let cached = cached.filter(|file| uses_system || !process.is_in_system_directory(&file.path));
     found.extend(cached.map(|file| (file, false)));
     if uses_system {
         found.extend(of_process(&process.system));
@@ -173,7 +176,7 @@ fn find_candidates(
 }
 
 /// Maps a library. `None` if it cannot be opened or is for another machine: the loader searches on. Fails if it is not
-/// a regular file, for which the loader might wait.
+/// a regular file (the loader might wait for a FIFO), or cannot be mapped.
 fn map_library(path: &Path) -> Result<Option<Mmap>, String> {
     let refuse = |reason: String| format!("{}: {reason}", path.display());
     let Ok(metadata) = path.metadata() else {
@@ -191,8 +194,9 @@ fn map_library(path: &Path) -> Result<Option<Mmap>, String> {
 }
 
 impl Library {
-    /// Returns the directory that `$ORIGIN` means in the library.
-    fn directory(&self) -> &Path {
+    /// Returns the directory that `$ORIGIN` means in this library: that of its path, even if the path is a symbolic
+    /// link.
+    fn origin_directory(&self) -> &Path {
         self.path.parent().unwrap_or(Path::new("/"))
     }
 }

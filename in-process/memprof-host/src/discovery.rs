@@ -18,7 +18,7 @@ use crate::socket_dir::{self, SocketDir, lock};
 use parallel::parallel_map;
 use processes::PluginProcess;
 
-/// Timeout of [`discover`] for one host to identify itself and to answer the query.
+/// Timeout of [`discover_hosts`] for one host to identify itself and to answer the query.
 const HOST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Timeout for all hosts together.
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -106,12 +106,13 @@ struct SocketCandidate {
 
 /// Returns the hosts in the default directories that respond to this user, in the order of their pids.
 pub fn running_hosts() -> Vec<RunningHost> {
-    let hosts = discover(DiscoveryScope::SocketDirs, |_| ()).hosts;
+    let hosts = discover_hosts(DiscoveryScope::SocketDirs, |_| ()).hosts;
     hosts.into_iter().map(|(host, ())| host).collect()
 }
 
-/// Finds the host with this pid whose socket has its default name. Queries no other host. `None` if there is none.
-pub fn find_by_pid(pid: u32) -> Option<RunningHost> {
+/// Finds the host with this pid whose socket has its default name. Queries no other host. `None` if none responds
+/// within 3 s.
+pub fn find_host_by_pid(pid: u32) -> Option<RunningHost> {
     let candidates = default_candidates(pid);
     let results = parallel_map(&candidates, |candidate| {
         connect_candidate(candidate, HOST_TIMEOUT)
@@ -137,18 +138,18 @@ fn default_candidates(pid: u32) -> Vec<SocketCandidate> {
         .collect()
 }
 
-/// Queries all hosts in `scope` in parallel, each for at most 3 s, all for at most 10 s. Afterwards removes abandoned
-/// sockets from this user's default directories, if one was found.
-pub fn discover<T: Send>(
+/// Queries all hosts in `scope` in parallel, each for at most 3 s, all for at most 10 s. If one of the sockets is
+/// abandoned, also removes all abandoned sockets from this user's default directories.
+pub fn discover_hosts<T: Send>(
     scope: DiscoveryScope<'_>,
     query: impl Fn(&mut Client) -> T + Sync,
 ) -> Discovery<T> {
-    discover_within(HOST_TIMEOUT, scope, query)
+    discover_hosts_within(HOST_TIMEOUT, scope, query)
 }
 
-/// Queries all hosts in `scope` in parallel, each for at most `timeout`, all for at most 10 s. Afterwards removes
-/// abandoned sockets from this user's default directories, if one was found.
-pub fn discover_within<T: Send>(
+/// Queries all hosts in `scope` in parallel, each for at most `timeout`, all for at most 10 s. If one of the sockets is
+/// abandoned, also removes all abandoned sockets from this user's default directories.
+pub fn discover_hosts_within<T: Send>(
     timeout: Duration,
     scope: DiscoveryScope<'_>,
     query: impl Fn(&mut Client) -> T + Sync,
@@ -177,7 +178,7 @@ pub fn discover_within<T: Send>(
         }
         DiscoveryScope::Among(pids) => processes::find_processes_with_plugin(pids, &known_pids),
         DiscoveryScope::Process(pid) if known_pids.contains(&pid) => Vec::new(),
-        DiscoveryScope::Process(pid) => processes::find_by_pid(pid).into_iter().collect(),
+        DiscoveryScope::Process(pid) => processes::find_plugin_process(pid).into_iter().collect(),
     };
     discovery.query_processes(processes, &candidates, timeouts, &query);
     if any_is_abandoned {
@@ -229,8 +230,8 @@ impl<T: Send> Discovery<T> {
         any_is_abandoned
     }
 
-    /// Sets the pid of an unreachable socket, unless it is known. It is unknown if the host accepted no connection, so
-    /// that the kernel reported no peer.
+    /// Sets the pid of the unreachable host at `socket`, unless it is known. It is unknown if the host accepted no
+    /// connection, so that the kernel reported no peer.
     fn set_unreachable_pid(&mut self, socket: &Path, pid: u32) {
         let mut hosts = self.unreachable.iter_mut();
         if let Some(host) = hosts.find(|host| host.path == socket) {
@@ -238,8 +239,8 @@ impl<T: Send> Discovery<T> {
         }
     }
 
-    /// Queries processes, except at sockets that were queried already. A process without a socket is added to the
-    /// unreachable ones.
+    /// Queries `processes` at their sockets, except at those in `queried`. Adds a process without a socket to
+    /// `unreachable`.
     fn query_processes(
         &mut self,
         processes: Vec<PluginProcess>,
@@ -279,7 +280,7 @@ impl<T: Send> Discovery<T> {
     }
 }
 
-/// Returns the default directories of sockets that this user may read.
+/// Returns the default directories that may contain sockets to which this user may connect.
 fn own_socket_dirs() -> Vec<SocketDir> {
     let uid = rustix::process::geteuid().as_raw();
     socket_dir::socket_dirs(uid, |name| std::env::var_os(name))
@@ -293,7 +294,7 @@ fn socket_candidates(unreached: &mut Vec<UnreachableHost>) -> (Vec<SocketCandida
     let mut own_directories = Vec::new();
     for dir in own_socket_dirs() {
         let sockets = dir.owner().and_then(|owner| match owner {
-            Some(owner) => Ok(Some((owner, socket_dir::sockets(&dir.directory)?))),
+            Some(owner) => Ok(Some((owner, socket_dir::list_sockets(&dir.directory)?))),
             None => Ok(None),
         });
         match sockets {
@@ -327,8 +328,9 @@ fn socket_candidates(unreached: &mut Vec<UnreachableHost>) -> (Vec<SocketCandida
     (candidates.collect(), own_directories)
 }
 
-/// Connects to a candidate and requests its identity. Fails with `PermissionDenied` if another user opened the socket.
-/// An error comes with the id of the process at the other end, `None` if it is unknown.
+/// Connects to a candidate and requests its identity. Later requests of the client have the same deadline. Fails with
+/// `PermissionDenied` if another user opened the socket. An error comes with the id of the process at the other end,
+/// `None` if it is unknown.
 fn connect_candidate(
     candidate: &SocketCandidate,
     timeout: Duration,
@@ -346,7 +348,7 @@ fn connect_candidate(
         let error = io::Error::new(io::ErrorKind::PermissionDenied, message);
         return Err((None, error.into()));
     }
-    let info = client.host().map_err(|error| (peer.pid, error))?;
+    let info = client.host_info().map_err(|error| (peer.pid, error))?;
     let host = RunningHost {
         socket: candidate.socket.clone(),
         pid: peer.pid.unwrap_or(info.pid),

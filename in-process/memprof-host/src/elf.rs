@@ -78,14 +78,14 @@ pub(crate) fn check_loadable(bytes: &[u8]) -> Result<(), String> {
 
 /// Returns whether the loader never unloads the library (`ld -z nodelete`). False for a file that is not ELF.
 pub(crate) fn stays_loaded(bytes: &[u8]) -> bool {
-    has_flag(bytes, DT_FLAGS_1, DF_1_NODELETE.0)
+    has_dynamic_flag(bytes, DT_FLAGS_1, DF_1_NODELETE.0)
 }
 
-/// Returns the name of the first function or variable of the library that a symbol of that name in the program would
-/// replace: a relocation refers to it by its name. `None` if there is none, the library was linked with `-Bsymbolic`,
+/// Returns the name of the first function or variable of the library that the program would replace by exporting the
+/// same name: a relocation refers to it by its name. `None` if there is none, the library was linked with `-Bsymbolic`,
 /// or its sections are missing.
 pub(crate) fn find_interposable_symbol(bytes: &[u8]) -> Option<String> {
-    if has_flag(bytes, DT_FLAGS, DF_SYMBOLIC.0) {
+    if has_dynamic_flag(bytes, DT_FLAGS, DF_SYMBOLIC.0) {
         return None;
     }
     let header = FileHeader64::<Endianness>::parse(bytes).ok()?;
@@ -105,8 +105,9 @@ pub(crate) fn find_interposable_symbol(bytes: &[u8]) -> Option<String> {
     })
 }
 
-/// Returns whether the dynamic section has the entry `tag` with this bit. False if the headers are damaged.
-fn has_flag(bytes: &[u8], tag: DynamicTag, flag: u64) -> bool {
+/// Returns whether the first entry `tag` of the dynamic section has this bit. False if there is none, or the headers
+/// are damaged.
+fn has_dynamic_flag(bytes: &[u8], tag: DynamicTag, flag: u64) -> bool {
     let find = || -> object::Result<bool> {
         let header = FileHeader64::<Endianness>::parse(bytes)?;
         let endian = header.endian()?;

@@ -8,7 +8,7 @@ use memprof_plugin_abi::Failure;
 use crate::config::{Config, ControlConfig, PluginConfig};
 use crate::control::{ControlSocket, ListenConfig};
 use crate::instance::duplicate_id_error;
-use crate::loader::load_with_check;
+use crate::loader::load_plugin_with_check;
 use crate::log_line::one_line;
 use crate::program::HostProgram;
 use crate::protocol::PluginInfo;
@@ -50,7 +50,7 @@ impl Host {
                 name: program.name.to_owned(),
                 version: program.version.to_owned(),
                 allow_uids: config.control.allow_uids.clone(),
-                // The plugins are the host's own, and may need what they have on its threads.
+                // The host has chosen its plugins, and they may need the capabilities that the host's threads have.
                 keeps_capabilities: true,
             };
             ControlSocket::open(listen, Arc::clone(&router))
@@ -70,7 +70,7 @@ impl Host {
     }
 
     /// Returns the path of the control socket. `None` if there is none.
-    pub fn socket(&self) -> Option<&Path> {
+    pub fn socket_path(&self) -> Option<&Path> {
         self.control.as_ref().map(ControlSocket::path)
     }
 }
@@ -79,10 +79,10 @@ impl Host {
 /// file's name if loading failed before the id was known. Logs the result.
 fn add_plugin(router: &mut Router, config: &PluginConfig, program: HostProgram) {
     let mut info = PluginInfo {
-        id: config.file_name(),
+        id: config.provisional_id(),
         ..PluginInfo::default()
     };
-    let plugin = load_with_check(config, program, |known| {
+    let plugin = load_plugin_with_check(config, program, |known| {
         info = known.clone();
         check_unique_id(router, &known.id, &config.path)
     });

@@ -106,14 +106,14 @@ impl Instance {
         config: &str,
     ) -> Result<Self, Failure> {
         // SAFETY: the caller promises null or an entry of a library that stays loaded.
-        unsafe { Self::create_from(entry, program, config, &ConfigSource::Unknown) }
+        unsafe { Self::create_with_source(entry, program, config, &ConfigSource::Unknown) }
     }
 
     /// Like [`Instance::create`], with the source of `config`, which an error about the config names.
     ///
     /// # Safety
     /// As for [`Instance::create`].
-    pub(crate) unsafe fn create_from(
+    pub(crate) unsafe fn create_with_source(
         entry: *const memprof_plugin_entry_t,
         program: HostProgram,
         config: &str,
@@ -121,7 +121,7 @@ impl Instance {
     ) -> Result<Self, Failure> {
         // SAFETY: the caller promises null or an entry of a library that stays loaded.
         let info = unsafe { check_entry(entry) }?;
-        let claim = InstanceClaim::claim(entry, &info.id)?;
+        let claim = InstanceClaim::acquire(entry, &info.id)?;
         // SAFETY: `check_entry` found a whole entry; the caller promises that its library stays loaded.
         let entry: &'static memprof_plugin_entry_t = unsafe { &*entry };
         let context: &'static HostContext =
@@ -142,7 +142,7 @@ impl Instance {
             .create
             .ok_or_else(|| incomplete_entry_error(&info.id))?;
         let report = UnwindReport::new(&info.id, "create");
-        // SAFETY: it is the same function, and the calling convention differs in what an exception of it does alone.
+        // SAFETY: it is the same function; the calling conventions differ only in the effect of an exception.
         let create = unsafe { mem::transmute::<Create, CreateUnwind>(create) };
         // SAFETY: memprof.h, `create`: the host struct is leaked, so it is valid until `destroy`.
         let status = unsafe { create(host, memprof_str_t::new(config), &raw mut plugin) };
@@ -157,7 +157,7 @@ impl Instance {
             // The config is the only argument of `create` that a person can correct.
             return Err(match status {
                 MEMPROF_INVALID_ARGUMENT => {
-                    Failure::new(status, start + &source.locate(config, &reason))
+                    Failure::new(status, start + &source.locate_error(config, &reason))
                         .remedy(source.remedy())
                 }
                 _ => Failure::new(status, start + &reason),
@@ -183,7 +183,7 @@ impl Instance {
     /// # Safety
     /// `entry` is as for [`Instance::create`]; `plugin` is one of its instances, and is never destroyed.
     #[cfg(feature = "adapters")]
-    pub(crate) unsafe fn join(
+    pub(crate) unsafe fn from_other_copy(
         entry: *const memprof_plugin_entry_t,
         plugin: *mut memprof_plugin_t,
     ) -> Result<Self, Failure> {
@@ -202,8 +202,8 @@ impl Instance {
         })
     }
 
-    /// Returns the plugin, which another copy of this library can pass to its [`Instance::join`]. `None` if this copy
-    /// did not create the plugin, but joined it.
+    /// Returns the plugin, which another copy of this library can pass to its [`Instance::from_other_copy`]. `None` if
+    /// this copy did not create the plugin.
     #[cfg(feature = "adapters")]
     pub(crate) fn created_plugin(&self) -> Option<*mut memprof_plugin_t> {
         matches!(self.owner, PluginOwner::ThisLibrary(_)).then_some(self.plugin)
@@ -224,7 +224,7 @@ impl Instance {
             reason = "memprof's threads serve the control socket or an adapter"
         )
     )]
-    pub(crate) fn enter_thread(&self) {
+    pub(crate) fn report_memprof_thread(&self) {
         if let Some(enter) = self.enter_thread {
             // SAFETY: memprof.h, `memprof_threads_t`: any thread, until `destroy`.
             unsafe { enter(self.plugin) }
@@ -240,7 +240,7 @@ impl Instance {
     /// The message `help` of a plugin that has none lists the plugin's messages.
     pub fn message(&self, name: &str, args: &str) -> Reply {
         if name == HELP && !self.info.messages.iter().any(|message| message == HELP) {
-            return self.info.help();
+            return self.info.help_reply();
         }
         let mut collected = ReplyCollector::default();
         let reply = memprof_reply_t {
@@ -253,8 +253,7 @@ impl Instance {
         let status_code = match self.entry.handle_message {
             Some(handle) => {
                 let report = UnwindReport::new(&self.info.id, name);
-                // SAFETY: it is the same function, and the calling convention differs in what an exception of it does
-                // alone.
+                // SAFETY: it is the same function; the calling conventions differ only in the effect of an exception.
                 let handle = unsafe { mem::transmute::<Handle, HandleUnwind>(handle) };
                 // SAFETY: memprof.h, `handle_message`: any thread; texts and reply outlive the call.
                 let status = unsafe {
@@ -281,8 +280,8 @@ impl Drop for Instance {
             PluginOwner::ThisLibrary(context) => {
                 if let Some(destroy) = self.entry.destroy {
                     let report = UnwindReport::new(&self.info.id, "destroy");
-                    // SAFETY: it is the same function, and the calling convention differs in what an exception of it
-                    // does alone.
+                    // SAFETY: it is the same function; the calling conventions differ only in the effect of an
+                    // exception.
                     let destroy = unsafe { mem::transmute::<Destroy, DestroyUnwind>(destroy) };
                     // SAFETY: memprof.h, `destroy`: once, and `&mut self` proves that no call runs.
                     unsafe { destroy(self.plugin) };

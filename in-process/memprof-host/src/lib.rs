@@ -57,8 +57,8 @@ pub use config::{Config, ConfigError, ControlConfig, LogConfig, PluginConfig};
 pub use control::{ControlError, ControlSocket, ListenConfig};
 #[cfg(feature = "client")]
 pub use discovery::{
-    CONTROL_SOCKET_REMEDY, Discovery, DiscoveryScope, RunningHost, UnreachableHost, discover,
-    discover_within, find_by_pid, running_hosts,
+    CONTROL_SOCKET_REMEDY, Discovery, DiscoveryScope, RunningHost, UnreachableHost, discover_hosts,
+    discover_hosts_within, find_host_by_pid, running_hosts,
 };
 #[cfg(all(feature = "loader", feature = "control"))]
 pub use host::Host;

@@ -33,12 +33,13 @@ use crate::protocol::PluginInfo;
 /// # Errors
 /// The file does not exist, is refused by a check, cannot be loaded, or its plugin cannot be created.
 pub fn load(config: &PluginConfig, program: HostProgram) -> Result<Instance, Failure> {
-    load_with_check(config, program, |_| Ok(()))
+    load_plugin_with_check(config, program, |_| Ok(()))
 }
 
 /// Loads the library that `config` names, and creates its plugin. Before it is created, calls `check_info` with the
-/// library's description, and fails if that fails. Warnings of the loader are logged. Fails also as [`load`] does.
-pub(crate) fn load_with_check(
+/// library's description, and fails if that fails. Warnings of the loader are logged. Fails also as [`load`]
+/// does.
+pub(crate) fn load_plugin_with_check(
     config: &PluginConfig,
     program: HostProgram,
     check_info: impl FnOnce(&PluginInfo) -> Result<(), Failure>,
@@ -51,17 +52,18 @@ pub(crate) fn load_with_check(
     // SAFETY: the entry is of a library that `load_library` leaked.
     check_info(&unsafe { check_entry(entry) }?)?;
     // SAFETY: the entry is of a library that `load_library` leaked.
-    let created =
-        unsafe { Instance::create_from(entry, program, &config.config_text(), config.source()) };
+    let created = unsafe {
+        Instance::create_with_source(entry, program, &config.config_text(), config.source())
+    };
     created.map_err(|mut failure| {
         failure.message = with_table_prefix(&failure.message);
         failure
     })
 }
 
-/// Makes all checks of [`load`] without creating the plugin. The library's constructors run, and it stays loaded. Also
-/// returns warnings for the plugin's author. `sha256` is the digest that the file must have, in hex; `None` accepts
-/// any.
+/// Makes all checks of [`load`] without creating the plugin. The library's constructors run, and it stays
+/// loaded. Also returns warnings for the plugin's author. `sha256` is the digest that the file must have, in hex;
+/// `None` accepts any.
 ///
 /// # Errors
 /// The check that failed.
@@ -108,8 +110,8 @@ fn file_identity(metadata: &Metadata) -> FileIdentity {
 
 impl CheckedFile {
     /// Returns whether the path still refers to the checked file, and the file is unchanged. A file that was moved away
-    /// and back counts as changed, too. If the result is false, a user with write permission may have put another file
-    /// there, whose constructors have run.
+    /// and back counts as changed, too. If this is false after the load, the loader may have run the constructors of
+    /// another file.
     fn is_unchanged(&self) -> bool {
         let current = self.path.metadata();
         current.is_ok_and(|current| file_identity(&current) == self.identity)
@@ -179,7 +181,8 @@ fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure>
     })
 }
 
-/// Returns the remedy for the path of a plugin that is not trusted; empty if the reason has one.
+/// Returns the remedy for a plugin's path that [`check_trusted`] refused. Empty unless the path is relative or missing:
+/// the reason then names the file or directory to correct.
 fn path_remedy(path: &Path) -> &'static str {
     if !path.is_absolute() {
         return "write its whole path, from / on";
@@ -228,7 +231,7 @@ fn loader_failure(path: &Path, reason: &str) -> Failure {
 }
 
 /// Returns whether the loader has a library with this path, or the same file under another path. It would then return
-/// that library, even if the file was replaced since.
+/// that library, even if the file at the path was replaced since.
 fn is_loaded(path: &Path) -> bool {
     // SAFETY: dlopen(3), RTLD_NOLOAD: loads nothing. A library that the program started with has run its constructors.
     unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_NOLOAD) }.is_ok()
@@ -236,7 +239,7 @@ fn is_loaded(path: &Path) -> bool {
 
 /// Loads the library and returns its entry, with warnings for the plugin's author. Compares the layouts of structs if
 /// the library describes them. Fails if the file was replaced while it was loaded, if the loader had an older file of
-/// that name, whose code would run, or if there is no entry for this ABI. The library stays loaded also then.
+/// that name, whose code would run, or if there is no entry for this ABI. The library stays loaded even then.
 fn load_library(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
     let path = file.path.as_path();
     let mismatch = |reason: String| {
@@ -302,7 +305,7 @@ fn load_library(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
     if let Ok(header) = header {
         // SAFETY: the symbol is constant data of a leaked library.
         let header = unsafe { std::mem::transmute::<*mut std::ffi::c_void, AbiHeaderRef>(header) };
-        layout::check(header).map_err(|(line, report)| {
+        layout::check_layouts(header).map_err(|(line, report)| {
             log::debug!("{}: {report}", path.display());
             // SAFETY: the entry was checked above, and its library stays loaded.
             let build_info = unsafe { (*entry).build_info };

@@ -2,8 +2,8 @@
 
 use memprof_plugin_abi::escape_controls;
 
-/// Joins the lines of a text. Escapes control characters, and leaves out the excerpts with which the TOML parser
-/// illustrates its errors.
+/// Joins the lines of a text by `; `. Escapes control characters, and leaves out the excerpts with which the TOML
+/// parser illustrates its errors.
 pub fn one_line(text: &str) -> String {
     let is_excerpt = |line: &str| {
         let line = line.trim_start_matches(|c: char| c.is_ascii_digit() || c == ' ');

@@ -6,15 +6,16 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Returns the path of the file that is mapped at `address`. `None` if no file is. The kernel follows a renamed file,
-/// and marks a removed one by ` (deleted)`.
+/// Returns the path of the file that is mapped at `address`. `None` if no file is. `maps` is the content of
+/// /proc/PID/maps. The kernel follows a renamed file, and marks a removed one by ` (deleted)`.
 pub(crate) fn mapped_file(maps: &[u8], address: usize) -> Option<&Path> {
     let mut mappings = maps.split(|&byte| byte == b'\n').filter_map(parse_mapping);
     let mapping = mappings.find(|mapping| mapping.addresses.contains(&address))?;
     Some(mapping.path)
 }
 
-/// Returns the files that are mapped as code: the program and its libraries. Each is listed once, in alphabetical order.
+/// Returns the files that are mapped as code: the program and its libraries. Each is listed once, in alphabetical
+/// order. `maps` is the content of /proc/PID/maps.
 pub(crate) fn executable_files(maps: &[u8]) -> BTreeSet<&Path> {
     let mappings = maps.split(|&byte| byte == b'\n').filter_map(parse_mapping);
     let code = mappings.filter(|mapping| mapping.is_executable);
@@ -28,12 +29,13 @@ struct FileMapping<'a> {
     path: &'a Path,
 }
 
-/// Parses a line of the file. `None` if the mapping is of no file.
+/// Parses a line of /proc/PID/maps. `None` if the mapping is of no file.
 fn parse_mapping(line: &[u8]) -> Option<FileMapping<'_>> {
     let mut fields = line.split(|&byte| byte == b' ');
     let (start, end) = str::from_utf8(fields.next()?).ok()?.split_once('-')?;
     let number = |text| usize::from_str_radix(text, 16).ok();
     let rights = fields.next()?;
+    // The path is the last field, and the only one with a slash.
     let path = line.iter().position(|&byte| byte == b'/')?;
     Some(FileMapping {
         addresses: number(start)?..number(end)?,

@@ -57,8 +57,8 @@ pub struct Request {
     pub params: Value,
 }
 
-/// Reads an id, which is `Some` also if it is `null`. Fails for a number that the response could not repeat, because it
-/// has more digits than a 64-bit number.
+/// Deserializes an id, which is `Some` even if it is `null`. Fails for a number that the response could not repeat,
+/// because it has more digits than a 64-bit number.
 fn deserialize_id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
     /// 2⁶³. `serde_json` keeps integers of 64 bits, and rounds any other to a float.
     const FIRST_ROUNDED: f64 = 9_223_372_036_854_775_808.0;
@@ -158,9 +158,9 @@ pub struct MessageUsage {
 }
 
 impl MessageUsage {
-    /// Formats the lines of a list: the message as a person types it, and its help, which is on a line of its own after a
-    /// long usage.
-    pub fn lines(&self) -> Vec<String> {
+    /// Formats the lines of this message in a list of messages: the message as a person types it, and its help, which
+    /// is on a line of its own after a long usage.
+    pub fn help_lines(&self) -> Vec<String> {
         let call = format!("{} {}", self.name, self.usage);
         let call = call.trim_end();
         let width = HELP_COLUMN - 1;
@@ -179,8 +179,12 @@ pub const HELP: &str = "help";
 
 impl PluginInfo {
     /// Creates the reply to [`HELP`]: the lines of each message.
-    pub(crate) fn help(&self) -> Reply {
-        let lines: Vec<_> = self.usage.iter().flat_map(MessageUsage::lines).collect();
+    pub(crate) fn help_reply(&self) -> Reply {
+        let lines: Vec<_> = self
+            .usage
+            .iter()
+            .flat_map(MessageUsage::help_lines)
+            .collect();
         Reply {
             status_code: 0,
             content_type: TEXT.into(),
@@ -234,7 +238,7 @@ pub fn split_message(data: &str) -> (&str, &str) {
 /// Splits a reply into the result for the line, and the body that is passed beside it. That body is `None` if the
 /// result contains it. `deliver` is the request of the client. With `None`, the result contains a body of at most
 /// `INLINE_LIMIT` bytes, unless they are neither JSON nor UTF-8.
-pub fn message_result(reply: Reply, deliver: Option<Delivery>) -> (MessageResult, Option<Body>) {
+pub fn split_reply(reply: Reply, deliver: Option<Delivery>) -> (MessageResult, Option<Body>) {
     let Reply {
         status_code,
         content_type,
@@ -273,8 +277,8 @@ pub fn message_result(reply: Reply, deliver: Option<Delivery>) -> (MessageResult
     }
 }
 
-/// Reads a file into a JSON value. Returns the file if it cannot be read or is not a text: then the client gets it, and
-/// meets the error itself.
+/// Reads the `size` bytes of a file into a JSON value. Returns the file as a body if it cannot be read or is not a
+/// text: then the client gets it, and meets the error itself.
 fn inline_file(content_type: &str, file: File, size: u64) -> Result<Value, Body> {
     let mut bytes = vec![0; size as usize];
     match file.read_exact_at(&mut bytes, 0) {
@@ -310,7 +314,7 @@ pub fn error_line(id: &Value, error: &RpcError) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{JSON, MessageUsage, Request, message_result, result_line, split_message};
+    use super::{JSON, MessageUsage, Request, result_line, split_message, split_reply};
     use crate::body::Body;
     use crate::reply::Reply;
 
@@ -322,7 +326,7 @@ mod tests {
                 usage: usage.to_owned(),
                 help: "Take one".to_owned(),
             };
-            assert_eq!(usage.lines(), expected);
+            assert_eq!(usage.help_lines(), expected);
         };
         check("", &["dump                             Take one"]);
         check(
@@ -345,7 +349,7 @@ mod tests {
             content_type: JSON.into(),
             body: Body::Bytes(b"{\n  \"a\": 1\n}\n".to_vec()),
         };
-        let (result, _) = message_result(reply, None);
+        let (result, _) = split_reply(reply, None);
         let line = result_line(&1.into(), &result);
         assert!(line.ends_with("{\"a\":1}}}\n"), "{line}");
         assert_eq!(line.matches('\n').count(), 1, "{line}");

@@ -18,7 +18,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Creates the reply to a message that did not reach its plugin.
+    /// Creates the reply with the error `failure`, as JSON.
     pub fn failed(failure: &Failure) -> Self {
         let body = Body::Bytes(failure.to_json().into_bytes());
         Self {

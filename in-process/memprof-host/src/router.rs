@@ -51,7 +51,7 @@ impl Router {
         self.created_entry(name).map(|entry| &*entry.info.path)
     }
 
-    /// Returns the entry of the created plugin with this name.
+    /// Returns the entry of the created plugin with this name. `None` if there is none.
     fn created_entry(&self, name: &str) -> Option<&RouterEntry> {
         let mut entries = self.entries.iter();
         entries.find(|entry| entry.info.id == name && entry.plugin.is_ok())
@@ -66,12 +66,12 @@ impl Router {
 
     /// Reports to all plugins that the calling thread is memprof's and works only for them.
     #[cfg(feature = "control")]
-    pub(crate) fn enter_thread(&self) {
+    pub(crate) fn report_memprof_thread(&self) {
         let created = self
             .entries
             .iter()
             .filter_map(|entry| entry.plugin.as_ref().ok());
-        created.for_each(Instance::enter_thread);
+        created.for_each(Instance::report_memprof_thread);
     }
 
     /// Sends a message to a plugin. Of several with that name, one that could be created is preferred. For a plugin
@@ -85,7 +85,7 @@ impl Router {
         // Prefer a created plugin to a failed one with the same name.
         let created = entries.clone().find(|entry| entry.plugin.is_ok());
         let entry = created.or_else(|| entries.next());
-        // A refused file is known by its name only, to which cargo adds `lib`.
+        // A refused file is known only by its file name, which begins with `lib` if cargo built it.
         let entry = entry.or_else(|| {
             let mut refused = self.entries.iter().filter(|entry| entry.plugin.is_err());
             refused.find(|entry| entry.info.id.strip_prefix("lib") == Some(plugin))

@@ -28,7 +28,7 @@ pub fn default_dir(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Pat
         .unwrap_or_else(|| default_dir_for(uid))
 }
 
-/// Returns the default directory of a user without environment variables.
+/// Returns the default directory of a user for whom no environment variable names one.
 fn default_dir_for(uid: u32) -> PathBuf {
     match uid {
         0 => PathBuf::from("/run/memprof"),
@@ -36,7 +36,7 @@ fn default_dir_for(uid: u32) -> PathBuf {
     }
 }
 
-/// Returns the directory of a user who has none in /run.
+/// Returns the default directory of a user without one in /run.
 pub fn tmp_dir(uid: u32) -> PathBuf {
     PathBuf::from(format!("/tmp/memprof-{uid}"))
 }
@@ -94,7 +94,7 @@ fn user_dirs(uid: u32) -> impl Iterator<Item = SocketDir> {
     })
 }
 
-/// Returns the users that have a runtime directory, or a directory of memprof's in `/tmp`.
+/// Returns the users that have a runtime directory, or a directory of memprof's in `/tmp`. A user may be listed twice.
 fn users_with_socket_dirs() -> Vec<u32> {
     let names = |parent: &str| {
         // A parent that cannot be read contains no socket that can be reached.
@@ -107,11 +107,11 @@ fn users_with_socket_dirs() -> Vec<u32> {
 }
 
 impl SocketDir {
-    /// Returns the user whose hosts it contains. `None` if there is no such directory.
+    /// Returns the user whose hosts the directory contains. `None` if there is no such directory.
     ///
     /// # Errors
-    /// Those of stat(2); `PermissionDenied` if its name contains a user, and it is no directory of that user, of this
-    /// process's user or of root.
+    /// Those of stat(2). `PermissionDenied` if the name contains a user, and the path is no directory of that user, of
+    /// this process's user or of root.
     pub fn owner(&self) -> io::Result<Option<u32>> {
         use io::ErrorKind::{NotADirectory, NotFound};
         // A link is followed only if the name contains no user: any user may create one in /tmp that leads elsewhere.
@@ -151,7 +151,7 @@ pub fn own_default_dir() -> PathBuf {
 ///
 /// # Errors
 /// Those of mkdir(2) and stat(2); `PermissionDenied` if another user could create a socket there.
-pub fn make_private(directory: &Path) -> io::Result<()> {
+pub fn ensure_private_dir(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         Ok(()) | Err(_) => {}
@@ -171,7 +171,7 @@ pub fn make_private(directory: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// Those of stat(2); `PermissionDenied` if others may rename files in it.
-pub fn check_parent(directory: &Path) -> io::Result<()> {
+pub fn check_socket_parent(directory: &Path) -> io::Result<()> {
     // In a sticky directory (0o1000), only a file's owner may rename it.
     let metadata = directory.metadata()?;
     if metadata.mode() & 0o022 != 0 && metadata.mode() & 0o1000 == 0 {
@@ -188,12 +188,20 @@ pub(crate) fn socket_names(pid: u32) -> impl Iterator<Item = String> {
     std::iter::once(format!("{pid}.sock")).chain(further)
 }
 
-/// Lists the files in a directory whose extension is `sock`, as paths sorted by name. There are none if it is missing
+/// Returns the id of the process whose socket has this name by default. `None` for another name.
+#[cfg(feature = "adapter-postgres")]
+pub(crate) fn pid_in_name(name: &str) -> Option<u32> {
+    let pid = name.split('.').next()?.parse().ok()?;
+    let is_default = socket_names(pid).any(|default| default == name);
+    is_default.then_some(pid)
+}
+
+/// Lists the files in a directory whose extension is `sock`, as paths sorted by name. Empty if the directory is missing
 /// or no directory, which any user may create in /tmp.
 ///
 /// # Errors
 /// Those of readdir(3).
-pub fn sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
+pub fn list_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
     use io::ErrorKind::{NotADirectory, NotFound};
     let entries = match std::fs::read_dir(directory) {
         Err(error) if matches!(error.kind(), NotFound | NotADirectory) => return Ok(Vec::new()),
@@ -285,6 +293,25 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "adapter-postgres")]
+    fn pid_is_found_in_default_names_only() {
+        let check = |name: &str, expected: Option<u32>| assert_eq!(pid_in_name(name), expected);
+        for name in ["17.sock", "17.2.sock", "17.9.sock"] {
+            check(name, Some(17));
+        }
+        for name in [
+            "17.1.sock",
+            "17.10.sock",
+            "017.sock",
+            "17.sock.lock",
+            "h.sock",
+            "",
+        ] {
+            check(name, None);
+        }
+    }
+
+    #[test]
     fn owner_refuses_file_and_link() {
         let parent = tempfile::tempdir().unwrap();
         let own = rustix::process::geteuid().as_raw();
@@ -308,11 +335,11 @@ mod tests {
     fn make_private_refuses_open_directory() {
         let parent = tempfile::tempdir().unwrap();
         let directory = parent.path().join("sockets");
-        make_private(&directory).unwrap();
-        make_private(&directory).unwrap();
+        ensure_private_dir(&directory).unwrap();
+        ensure_private_dir(&directory).unwrap();
         std::fs::set_permissions(&directory, PermissionsExt::from_mode(0o755)).unwrap();
         assert!(
-            make_private(&directory)
+            ensure_private_dir(&directory)
                 .unwrap_err()
                 .to_string()
                 .contains("mode 0700")
@@ -324,7 +351,7 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let link = parent.path().join("link");
         std::os::unix::fs::symlink("/etc", &link).unwrap();
-        assert!(make_private(&link).is_err());
+        assert!(ensure_private_dir(&link).is_err());
     }
 
     #[test]
@@ -333,7 +360,7 @@ mod tests {
         let file = parent.path().join("memprof-1000");
         std::fs::write(&file, "").unwrap();
         for path in [file, parent.path().join("missing")] {
-            assert_eq!(sockets(&path).unwrap(), Vec::<PathBuf>::new());
+            assert_eq!(list_sockets(&path).unwrap(), Vec::<PathBuf>::new());
         }
     }
 }

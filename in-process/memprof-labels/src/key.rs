@@ -37,12 +37,12 @@ impl KeyTable {
     /// full.
     fn intern_key(&self, key: &str) -> Option<u8> {
         let mut slots = (0..).zip(&self.0);
-        slots.find_map(|(number, slot)| (intern_at(slot, key) == key).then_some(number))
+        slots.find_map(|(number, slot)| (intern_in_slot(slot, key) == key).then_some(number))
     }
 }
 
 /// Returns the key in a slot. If the slot is empty, stores `key` there first.
-fn intern_at<'a>(slot: &'a AtomicPtr<Box<str>>, key: &str) -> &'a str {
+fn intern_in_slot<'a>(slot: &'a AtomicPtr<Box<str>>, key: &str) -> &'a str {
     let mut current = slot.load(Ordering::Acquire);
     if current.is_null() {
         // This reference makes the linker include the note in every program that sets labels.

@@ -52,7 +52,7 @@ impl Counters {
 
     /// Counts one walk by its outcome. A walk that ended early also counts as one with frames. A walk of a thread
     /// without frames of the language counts as a sample only.
-    pub(crate) fn add(&self, outcome: WalkOutcome) {
+    pub(crate) fn count_walk(&self, outcome: WalkOutcome) {
         self.samples.fetch_add(1, Relaxed);
         let more = match outcome {
             WalkOutcome::Absent => return,
@@ -72,8 +72,8 @@ impl Counters {
         self.with_frames.load(Relaxed) == 0 && self.unread.load(Relaxed) >= MAX_FAILURES
     }
 
-    /// Returns the counts since the start of the process.
-    pub(crate) fn get(&self) -> LanguageCounts {
+    /// Returns the counts since the start of the process. They may be of different moments while other threads walk.
+    pub(crate) fn totals(&self) -> LanguageCounts {
         LanguageCounts {
             samples: self.samples.load(Relaxed),
             with_frames: self.with_frames.load(Relaxed),

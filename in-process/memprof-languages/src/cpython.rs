@@ -14,12 +14,12 @@ use lines::line_at;
 use text::{FrameName, Text};
 
 use crate::counts::WalkOutcome;
-use crate::merge::{MAX_MANAGED, ManagedFrame, ManagedFrames};
+use crate::merge::{MAX_MANAGED, ManagedFrame, ManagedFrames, NEXT_NATIVE};
 use crate::names::intern;
 use crate::reader::Reader;
 
-/// `FRAME_OWNED_BY_CSTACK`: such a frame lies in the native frame of its activation of the interpreter, and is no
-/// function of the program.
+/// `FRAME_OWNED_BY_CSTACK` of 3.12 and 3.13, `FRAME_OWNED_BY_INTERPRETER` of 3.14, in which the former is 4: such a
+/// frame lies in the native frame of its activation of the interpreter, and is no function of the program.
 const OWNED_BY_C_STACK: u8 = 3;
 
 /// `FRAME_OWNED_BY_GENERATOR`.
@@ -57,7 +57,7 @@ impl CPython {
     ///
     /// # Errors
     /// The version is unknown, or its structures are not as expected.
-    pub(crate) fn new(
+    pub(crate) fn from_symbols(
         symbols: &CPythonSymbols,
         reader: &mut Reader<'_>,
     ) -> Result<(u32, Self), UnsupportedCPython> {
@@ -73,20 +73,20 @@ impl CPython {
     }
 
     /// Address range of the function that executes Python code: `_PyEval_EvalFrameDefault`.
-    pub(crate) fn interpreter(&self) -> Range<usize> {
+    pub(crate) fn interpreter_range(&self) -> Range<usize> {
         self.interpreter.address..self.interpreter.address + self.interpreter.size
     }
 
     /// Adds the Python frames of the calling thread to `frames`, leaf first. `None` if the thread has no Python state,
-    /// or if another thread is ending the interpreter.
+    /// if another thread is ending the interpreter, or if either cannot be read.
     pub(crate) fn read_frames(
         &self,
         reader: &mut Reader<'_>,
         frames: &mut ManagedFrames<'_>,
     ) -> Option<WalkOutcome> {
         let thread = self.thread_state(reader)?;
-        let finalizing = reader.word(self.runtime, self.layout.finalizing)?;
-        // Another thread frees the states of all others then.
+        let finalizing = reader.read_word(self.runtime, self.layout.finalizing)?;
+        // The thread that ends the interpreter frees the states of all others.
         if finalizing != 0 && finalizing != thread {
             return None;
         }
@@ -106,30 +106,30 @@ impl CPython {
     }
 
     /// Returns the address of the calling thread's `PyThreadState`, also while the thread does not hold the GIL. `None`
-    /// if the thread has none.
+    /// if the thread has none, or if it cannot be read.
     fn thread_state(&self, reader: &mut Reader<'_>) -> Option<usize> {
         let layout = &self.layout;
         let this = pthread_self();
         if let Some(current) = layout.current_thread {
-            // The holder of the GIL, which may be another thread, or nothing.
-            let state = reader.word(self.runtime, current)?;
-            if state != 0 && reader.word(state, layout.thread_id) == Some(this) {
+            // State of the thread that holds the GIL: maybe another thread; 0 if no thread holds it.
+            let state = reader.read_word(self.runtime, current)?;
+            if state != 0 && reader.read_word(state, layout.thread_id) == Some(this) {
                 return Some(state);
             }
         }
-        let key = reader.word(self.runtime, layout.thread_key)?;
-        // `Py_tss_t`: whether it is initialized, then the key.
+        let key = reader.read_word(self.runtime, layout.thread_key)?;
+        // `Py_tss_t`: 32 bits that are 1 if it is initialized, then the key in 32 bits.
         if key & 0xffff_ffff != 1 {
             return None;
         }
-        let state = thread_specific((key >> 32) as u32)?;
-        let id = reader.word(state, layout.thread_id)?;
+        let state = thread_specific_pointer((key >> 32) as u32)?;
+        let id = reader.read_word(state, layout.thread_id)?;
         (id == this).then_some(state)
     }
 
-    /// Adds the frames of `CPython` up to 3.10, in which each frame is an object. Their native frames are unknown: each
-    /// has a call of the interpreter's function of its own. `None` if a frame is not as expected. A chain of more than
-    /// [`MAX_MANAGED`] frames counts as whole, without the rest.
+    /// Adds the frames of `CPython` up to 3.10, in which each frame is an object, and is executed by its own call of
+    /// the interpreter's function. `native` is 0, because the objects do not refer to that call. `None` if a frame is
+    /// not as expected. A chain of more than [`MAX_MANAGED`] frames counts as whole: no stack record has the rest.
     fn read_frame_objects(
         &self,
         thread: usize,
@@ -137,25 +137,28 @@ impl CPython {
         frames: &mut ManagedFrames<'_>,
     ) -> Option<ChainEnd> {
         let layout = &self.layout;
-        let mut frame = reader.word(thread, layout.frame)?;
+        let mut frame = reader.read_word(thread, layout.frame)?;
         for _ in 0..MAX_MANAGED {
             if frame == 0 {
                 return Some(ChainEnd::Outermost);
             }
-            let code = reader.pointer(frame, layout.frame_code)?;
-            let last = reader.u32(frame, layout.frame_instruction)?.cast_signed();
+            let code = reader.read_pointer(frame, layout.frame_code)?;
+            let last = reader
+                .read_u32(frame, layout.frame_instruction)?
+                .cast_signed();
             let last = i64::from(last) * layout.instruction_units;
             frames.push(ManagedFrame {
                 word: self.intern_name(code, last, reader)?,
                 native: 0,
             });
-            frame = reader.word(frame, layout.frame_previous)?;
+            frame = reader.read_word(frame, layout.frame_previous)?;
         }
         Some(ChainEnd::Outermost)
     }
 
     /// Adds the frames of `CPython` 3.11 and 3.12. There, an activation is a call of the interpreter's function, and
-    /// has a `_PyCFrame` in its native frame. `None` if a frame is not as expected.
+    /// has a `_PyCFrame` in its native frame. `None` if a frame is not as expected. After twice [`MAX_MANAGED`] frames,
+    /// of which each second one may only mark an end, the walk counts as complete: no stack record has the rest.
     ///
     /// An activation executes one frame or several, of which the outermost is its last. In 3.11, the byte at offset
     /// `is_entry` of a frame marks the last one. In 3.12, `is_entry` is `None`: a frame that belongs to no function
@@ -168,8 +171,8 @@ impl CPython {
         frames: &mut ManagedFrames<'_>,
     ) -> Option<ChainEnd> {
         let layout = &self.layout;
-        let mut activation = reader.pointer(thread, layout.frame)?;
-        let mut frame = reader.word(activation, layout.activation_frame)?;
+        let mut activation = reader.read_pointer(thread, layout.frame)?;
+        let mut frame = reader.read_word(activation, layout.activation_frame)?;
         for _ in 0..2 * MAX_MANAGED {
             if frame == 0 {
                 return Some(ChainEnd::Outermost);
@@ -177,7 +180,7 @@ impl CPython {
             let is_last = match is_entry {
                 Some(offset) => {
                     self.push_frame(frame, activation, reader, frames)?;
-                    reader.u8(frame, offset)? != 0
+                    reader.read_u8(frame, offset)? != 0
                 }
                 None if self.marks_activation_end(frame, reader)? => true,
                 None => {
@@ -186,16 +189,17 @@ impl CPython {
                 }
             };
             if is_last {
-                activation = reader.word(activation, layout.activation_previous)?;
+                activation = reader.read_word(activation, layout.activation_previous)?;
             }
-            frame = reader.word(frame, layout.frame_previous)?;
+            frame = reader.read_word(frame, layout.frame_previous)?;
         }
         Some(ChainEnd::Outermost)
     }
 
-    /// Adds the frames of `CPython` from 3.13 on. After the frames of each activation, a call of the interpreter's
-    /// function, comes one that lies in the activation's native frame. `None` if a frame is not as expected. After
-    /// twice [`MAX_MANAGED`] frames, the walk counts as complete.
+    /// Adds the frames of `CPython` from 3.13 on. An activation is a call of the interpreter's function. Its last frame
+    /// marks its end: it lies in the activation's native frame, so its address is the `native` of the frames before.
+    /// `None` if a frame is not as expected. After twice [`MAX_MANAGED`] frames, of which each second one may be such a
+    /// mark, the walk counts as complete: no stack record has the rest.
     fn read_entry_frames(
         &self,
         thread: usize,
@@ -203,32 +207,32 @@ impl CPython {
         frames: &mut ManagedFrames<'_>,
     ) -> Option<ChainEnd> {
         let layout = &self.layout;
-        let mut frame = reader.word(thread, layout.frame)?;
+        let mut frame = reader.read_word(thread, layout.frame)?;
         let mut first = 0;
         for _ in 0..2 * MAX_MANAGED {
             if frame == 0 {
                 return Some(ChainEnd::Outermost);
             }
             if self.marks_activation_end(frame, reader)? {
-                frames.set_native(first, frame);
+                frames.set_native_frame_from(first, frame);
                 first = frames.len();
             } else {
-                self.push_frame(frame, usize::MAX, reader, frames)?;
+                self.push_frame(frame, NEXT_NATIVE, reader, frames)?;
             }
-            frame = reader.word(frame, layout.frame_previous)?;
+            frame = reader.read_word(frame, layout.frame_previous)?;
         }
         Some(ChainEnd::Outermost)
     }
 
-    /// Whether a frame only marks the end of an activation, and is no function of the program. `None` if it is
-    /// unreadable.
+    /// Whether a frame only marks the end of an activation, and is no function of the program. `None` if its owner
+    /// cannot be read.
     fn marks_activation_end(&self, frame: usize, reader: &mut Reader<'_>) -> Option<bool> {
-        Some(reader.u8(frame, self.layout.frame_owner)? >= OWNED_BY_C_STACK)
+        Some(reader.read_u8(frame, self.layout.frame_owner)? >= OWNED_BY_C_STACK)
     }
 
     /// Adds a `_PyInterpreterFrame` of 3.11 or newer. `native` is an address in the native frame that executes it, or
-    /// `usize::MAX` until that is known. Skips a frame that `CPython` is still creating, and one of the interpreter's
-    /// own code. `None` if the frame is not as expected.
+    /// [`NEXT_NATIVE`] until that is known. Skips a frame that `CPython` is still creating, and one of the
+    /// interpreter's own code. `None` if the frame is not as expected.
     fn push_frame(
         &self,
         frame: usize,
@@ -237,17 +241,17 @@ impl CPython {
         frames: &mut ManagedFrames<'_>,
     ) -> Option<()> {
         let layout = &self.layout;
-        let code = reader.pointer(frame, layout.frame_code)? & !layout.frame_code_tags;
-        let instruction = reader.word(frame, layout.frame_instruction)?;
+        let code = reader.read_pointer(frame, layout.frame_code)? & !layout.frame_code_tags;
+        let instruction = reader.read_word(frame, layout.frame_instruction)?;
         let last = instruction.wrapping_sub(code.wrapping_add(layout.code_instructions)) as i64;
-        // `_PyFrame_IsIncomplete`: a frame that is being made, or of code of the interpreter's own.
-        let traceable = reader.u32(
+        // Like `_PyFrame_IsIncomplete`: the frame has not reached the instruction with number `_co_firsttraceable`.
+        let traceable = reader.read_u32(
             code,
             layout
                 .code_instructions
                 .saturating_sub(FIRST_TRACEABLE_DISTANCE),
         )?;
-        let is_generator = reader.u8(frame, layout.frame_owner)? == OWNED_BY_GENERATOR;
+        let is_generator = reader.read_u8(frame, layout.frame_owner)? == OWNED_BY_GENERATOR;
         if !is_generator && last < INSTRUCTION_BYTES * i64::from(traceable) {
             return Some(());
         }
@@ -257,27 +261,28 @@ impl CPython {
     }
 
     /// Returns the managed word for a code object and the line of its current instruction. `last` is the offset of that
-    /// instruction in bytes, below 0 before the first one. `None` if there is no code object at `code`, or if its names
-    /// cannot be read. Without a line table, or before the first instruction, the line is that of the function.
+    /// instruction in bytes, below 0 before the first one. `None` if there is no code object at `code`, or if one of
+    /// its fields cannot be read. Before the first instruction, or if the line table is empty or longer than
+    /// [`MAX_LINE_TABLE`], the line is that of the function.
     fn intern_name(&self, code: usize, last: i64, reader: &mut Reader<'_>) -> Option<usize> {
         let layout = &self.layout;
-        if reader.word(code, layout.object_type)? != self.code_type {
+        if reader.read_word(code, layout.object_type)? != self.code_type {
             return None;
         }
         let name = layout.code_qualified_name.unwrap_or(layout.code_name);
-        let function = self.find_text(code, name, reader)?;
-        let file = self.find_text(code, layout.code_file, reader)?;
-        let first = reader.u32(code, layout.code_first_line)?;
-        let table = reader.pointer(code, layout.code_line_table)?;
-        let len = reader.word(table, layout.bytes_len)?;
+        let function = self.read_text(code, name, reader)?;
+        let file = self.read_text(code, layout.code_file, reader)?;
+        let first = reader.read_u32(code, layout.code_first_line)?;
+        let table = reader.read_pointer(code, layout.code_line_table)?;
+        let len = reader.read_word(table, layout.bytes_len)?;
         let line = match usize::try_from(last) {
             Ok(last) if (1..=MAX_LINE_TABLE).contains(&len) => {
-                let range = reader.range(table, layout.bytes_data, len)?;
+                let range = reader.readable_range(table, layout.bytes_data, len)?;
                 line_at(
                     layout.line_format,
                     first,
                     range.len(),
-                    |index| range.u8(index),
+                    |index| range.read_u8(index),
                     last,
                 )
             }
@@ -287,25 +292,25 @@ impl CPython {
         Some(intern(name.hash(line), line, &name))
     }
 
-    /// Finds the `str` to which the field at offset `field` of the object `owner` refers. `None` if the field refers to
+    /// Reads the `str` to which the field at offset `field` of the object `owner` refers. `None` if the field refers to
     /// something else, or if the `str` cannot be read.
-    fn find_text(&self, owner: usize, field: usize, reader: &mut Reader<'_>) -> Option<Text> {
-        let object = reader.pointer(owner, field)?;
-        if reader.word(object, self.layout.object_type)? != self.text_type {
+    fn read_text(&self, owner: usize, field: usize, reader: &mut Reader<'_>) -> Option<Text> {
+        let object = reader.read_pointer(owner, field)?;
+        if reader.read_word(object, self.layout.object_type)? != self.text_type {
             return None;
         }
         Text::read(&self.layout, object, reader)
     }
 }
 
-/// Returns `pthread_self(3)`, the address of the thread's control block. `CPython` stores it as `thread_id`.
+/// Returns the calling thread's `pthread_self(3)`, which `CPython` stores as `thread_id` in its `PyThreadState`.
 fn pthread_self() -> usize {
-    thread_calls::this_thread()
+    thread_calls::own_pthread()
 }
 
-/// Returns the calling thread's value of a key by `pthread_getspecific(3)`. `None` if it is null, or not aligned as a
-/// pointer to a structure is.
-fn thread_specific(key: u32) -> Option<usize> {
+/// Returns the pointer that the calling thread stores under a key of `pthread_getspecific(3)`. `None` if it is null,
+/// or not aligned as a pointer to a structure is.
+fn thread_specific_pointer(key: u32) -> Option<usize> {
     let value = thread_calls::value_of_key(key);
     (value != 0 && value.is_multiple_of(align_of::<usize>())).then_some(value)
 }
@@ -318,7 +323,7 @@ mod thread_calls {
     const MAX_KEYS: u32 = 1024;
 
     /// Returns `pthread_self(3)`: the address of the calling thread's control block.
-    pub(super) fn this_thread() -> usize {
+    pub(super) fn own_pthread() -> usize {
         // SAFETY: pthread_self(3) always succeeds.
         unsafe { libc::pthread_self() as usize }
     }

@@ -25,5 +25,7 @@ pub use counts::LanguageCounts;
 pub use cpython::{CPythonSymbols, Symbol, UnsupportedCPython};
 pub use merge::{NativeStack, SCRATCH_WORDS};
 pub use names::{MANAGED, ManagedName, NameMemory, for_each_name, set_name_memory};
-pub use object_types::{OBJECT_FILE, enter_object_type};
-pub use runtime::{counts, is_given_up, merge, prepare_cpython, set_enabled};
+pub use object_types::{OBJECT_FILE, intern_object_type};
+pub use runtime::{
+    is_frame_reading_given_up, merge, prepare_cpython, set_merging_enabled, walk_and_name_counts,
+};

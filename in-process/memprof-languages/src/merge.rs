@@ -4,7 +4,8 @@ use core::ops::Range;
 
 use crate::reader::PAGES;
 
-/// Most managed frames of one stack: as many as a stack record has frames.
+/// Most managed frames of one stack: as many as a stack record has frames. A stack with more than these has native
+/// frames besides, so the sampler counts it as one with too many frames.
 pub(crate) const MAX_MANAGED: usize = 128;
 /// Most frames of a merged stack: as many as a walk has.
 pub(crate) const MAX_MERGED: usize = memprof_unwind::WORKSPACE_FRAMES;
@@ -18,9 +19,13 @@ pub(crate) struct ManagedFrame {
     /// Managed word of its name.
     pub(crate) word: usize,
     /// Address in the native frame of the interpreter's function that executes it. 0 if none is known: each frame has
-    /// a native one of its own then.
+    /// a native one of its own then. [`NEXT_NATIVE`] for the interpreter's next native frame.
     pub(crate) native: usize,
 }
+
+/// Stands for an address in the interpreter's next native frame, which executes this managed frame and those that
+/// follow with the same value: the walk of the managed frames ended before it read the address.
+pub(crate) const NEXT_NATIVE: usize = usize::MAX;
 
 /// Managed frames of a stack, leaf first, as pairs of words in memory that is reused.
 #[derive(Debug)]
@@ -47,8 +52,8 @@ impl<'a> ManagedFrames<'a> {
         }
     }
 
-    /// Sets the native frame of all frames from index `start` on.
-    pub(crate) fn set_native(&mut self, start: usize, native: usize) {
+    /// Sets the native frame, at address `native`, of all managed frames from index `start` on.
+    pub(crate) fn set_native_frame_from(&mut self, start: usize, native: usize) {
         for index in start..self.count {
             self.words[2 * index + 1] = native;
         }
@@ -78,8 +83,9 @@ pub struct NativeStack<'a> {
 impl NativeStack<'_> {
     /// Returns the index of the first frame, from index `from` on, with stack memory that contains `address`. `None` if
     /// there is none.
-    fn frame_around(&self, from: usize, address: usize) -> Option<usize> {
+    fn frame_with_address(&self, from: usize, address: usize) -> Option<usize> {
         let contains = |index: &usize| {
+            // A frame's memory reaches from its stack pointer to that of its caller, the next frame.
             let bounds = [*index, index + 1].map(|index| self.stack_pointers.get(index));
             matches!(bounds, [Some(start), Some(end)] if (start..end).contains(&address))
         };
@@ -88,7 +94,8 @@ impl NativeStack<'_> {
 
     /// Returns the index of the first frame, from index `from` on, whose function is in the range `code`. `None` if
     /// there is none.
-    pub(crate) fn frame_in(&self, from: usize, code: &Range<usize>) -> Option<usize> {
+    pub(crate) fn frame_in_code(&self, from: usize, code: &Range<usize>) -> Option<usize> {
+        // A return address may be that behind the function, if the call is its last instruction.
         let is_in = |frame: &usize| code.contains(&frame.wrapping_sub(1));
         let rest = self.frames.get(from..)?;
         Some(from + rest.iter().position(is_in)?)
@@ -97,7 +104,7 @@ impl NativeStack<'_> {
 
 /// Writes the frames of `native` to `merged`, with the frames of `managed` in place of the native frames that execute
 /// them. `interpreter` is the code of the interpreter's function, which executes managed frames. Returns the number of
-/// written frames. Drops those for which there is no room.
+/// written frames. Drops the outermost ones if `merged` is full.
 ///
 /// If the native frame of a managed one is not found because the walk ended before it, the managed frame comes after
 /// all native ones. If it is not found for another reason, the managed frame comes next.
@@ -122,8 +129,8 @@ pub(crate) fn merge_frames(
         if frame.native == 0 || frame.native != last {
             last = frame.native;
             let found = match frame.native {
-                0 => native.frame_in(next, interpreter),
-                address => native.frame_around(next, address),
+                0 | NEXT_NATIVE => native.frame_in_code(next, interpreter),
+                address => native.frame_with_address(next, address),
             };
             let end = found.unwrap_or(if is_beyond_walk(native, frame.native) {
                 native.frames.len()
@@ -187,6 +194,12 @@ mod tests {
             &native,
             &[(1, 0), (2, 0)],
             &[0x100, 1, 0x200, 2, 0x300, 0x301],
+        );
+        // The end of the second activation was not read.
+        check(
+            &native,
+            &[(1, 180), (2, NEXT_NATIVE), (3, NEXT_NATIVE)],
+            &[0x100, 1, 0x200, 2, 3, 0x300, 0x301],
         );
     }
 

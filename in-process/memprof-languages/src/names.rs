@@ -20,7 +20,7 @@ const CELLS: usize = 2 * MAX_NAMES as usize;
 const MAX_PROBES: usize = 64;
 /// Bytes of the texts of all names.
 const TEXT_BYTES: u32 = 4 << 20;
-/// Id of all names for which there is no room. No cell has it.
+/// Id of all names for which there is no room. No cell has it. Reports show it as a function of its own.
 const OTHER: usize = 0;
 
 /// Memory of the table: zeros at first.
@@ -56,7 +56,7 @@ pub fn set_name_memory(memory: &'static NameMemory) {
 }
 
 /// Returns the memory of the table of names. `None` before [`set_name_memory`].
-fn memory() -> Option<&'static NameMemory> {
+fn name_memory() -> Option<&'static NameMemory> {
     let memory = MEMORY.load(Acquire);
     // SAFETY: `set_name_memory` stored a reference that is valid for ever.
     unsafe { memory.as_ref() }
@@ -65,38 +65,40 @@ fn memory() -> Option<&'static NameMemory> {
 /// Text of one name while it is entered.
 pub(crate) trait NameText {
     /// Passes each byte of the function's name, in UTF-8, to `write`. Called at most once, before
-    /// [`write_file`](Self::write_file).
-    fn write_function(&self, write: &mut dyn FnMut(u8));
+    /// [`write_file_name`](Self::write_file_name).
+    fn write_function_name(&self, write: &mut dyn FnMut(u8));
     /// Passes each byte of the file's path, in UTF-8, to `write`. Called at most once.
-    fn write_file(&self, write: &mut dyn FnMut(u8));
+    fn write_file_name(&self, write: &mut dyn FnMut(u8));
     /// Returns the bytes to reserve: the maximum number that both functions write together.
     fn max_len(&self) -> u32;
 }
 
 /// Returns the managed word of the name with this hash: the number that stands for the name in stacks. Adds the name to
-/// the table if it is new. If the table is full or has no memory, returns the word that stands for all other names.
+/// the table if it is new. If the table is full or has no memory, returns one word that stands for all names that it
+/// does not have.
 pub(crate) fn intern(hash: u64, line: u32, text: &impl NameText) -> usize {
-    try_intern(hash, line, text).unwrap_or(word_of(OTHER))
+    try_intern(hash, line, text).unwrap_or(managed_word(OTHER))
 }
 
 /// Returns the managed word of the name with this hash, and adds the name if it is new. `None` if the table is full or
 /// has no memory.
 pub(crate) fn try_intern(hash: u64, line: u32, text: &impl NameText) -> Option<usize> {
-    let id = memory().and_then(|memory| memory.intern(hash, line, text));
-    id.map(word_of)
+    let id = name_memory().and_then(|memory| memory.intern(hash, line, text));
+    id.map(managed_word)
 }
 
 /// The managed word of the name with this id: the number that stands for the name in stacks.
-fn word_of(id: usize) -> usize {
+fn managed_word(id: usize) -> usize {
     MANAGED << 40 | id << 1 | 1
 }
 
 impl NameMemory {
-    /// Returns the id of the name with this hash, and adds the name if it is new. `None` if there is no room. Takes no
-    /// lock.
+    /// Returns the id of the name with this hash, and adds the name if it is new. `None` if there is no room, or if all
+    /// [`MAX_PROBES`] cells for this hash have other names. Takes no lock.
     fn intern(&self, hash: u64, line: u32, text: &impl NameText) -> Option<usize> {
         // 0 marks a free cell.
         let hash = hash | 1;
+        // Not the lowest bit, which is always set.
         let start = (hash >> 20) as usize;
         for probe in 0..MAX_PROBES {
             let id = (start + probe) % CELLS;
@@ -109,12 +111,13 @@ impl NameMemory {
             if found != 0 {
                 continue;
             }
-            let place = self.reserve_text(text.max_len())?;
+            let place = self.reserve_name(text.max_len())?;
             match cell.hash.compare_exchange(0, hash, AcqRel, Acquire) {
                 Ok(_) => {
                     self.write_name(cell, place, line, text);
                     return Some(id);
                 }
+                // Another thread was faster; the reserved text stays unused.
                 Err(other) if other == hash => return Some(id),
                 Err(_) => {}
             }
@@ -122,9 +125,9 @@ impl NameMemory {
         None
     }
 
-    /// Reserves room for a name and `len` bytes of text, which is never released. Returns the start of the text. `None`
-    /// if the table is full.
-    fn reserve_text(&self, len: u32) -> Option<u32> {
+    /// Counts a new name and reserves `len` bytes for its text; nothing releases them. Returns the text's start. `None`
+    /// if the table has [`MAX_NAMES`] names or too few bytes are free.
+    fn reserve_name(&self, len: u32) -> Option<u32> {
         let is_full = self.names.load(Relaxed) >= MAX_NAMES
             || self.text_used.load(Relaxed).saturating_add(len) > TEXT_BYTES;
         if is_full || self.names.fetch_add(1, Relaxed) >= MAX_NAMES {
@@ -134,7 +137,8 @@ impl NameMemory {
         (place.checked_add(len)? <= TEXT_BYTES).then_some(place)
     }
 
-    /// Writes a name's text from `place` on, and then its cell; the line last, which marks the text as complete.
+    /// Writes a name's text from `place` on, at most the reserved [`NameText::max_len`] bytes, and then its cell. The
+    /// line is last: it marks the text as complete.
     fn write_name(&self, cell: &NameCell, place: u32, line: u32, text: &impl NameText) {
         let end = place.saturating_add(text.max_len());
         let mut next = place;
@@ -148,9 +152,9 @@ impl NameMemory {
             next
         };
         let mut after_function = place;
-        text.write_function(&mut |byte| after_function = write(byte));
+        text.write_function_name(&mut |byte| after_function = write(byte));
         let mut after_file = after_function;
-        text.write_file(&mut |byte| after_file = write(byte));
+        text.write_file_name(&mut |byte| after_file = write(byte));
         cell.text.store(place, Relaxed);
         cell.function_len.store(after_function - place, Relaxed);
         cell.file_len.store(after_file - after_function, Relaxed);
@@ -186,14 +190,14 @@ impl ManagedName<'_> {
 
 /// Visits all names in the table, in no particular order. Skips names that are just being added.
 pub fn for_each_name(mut visit: impl FnMut(ManagedName<'_>)) {
-    let Some(memory) = memory() else { return };
+    let Some(memory) = name_memory() else { return };
     for (id, cell) in memory.cells.iter().enumerate() {
         let line = cell.line.load(Acquire);
         let [start, function_len, file_len] = [&cell.text, &cell.function_len, &cell.file_len]
             .map(|word| word.load(Relaxed) as usize);
         let text = memory.texts.get(start..start + function_len + file_len);
         if let (Some(line), Some(text)) = (line.checked_sub(1), text) {
-            let word = word_of(id) as u64;
+            let word = managed_word(id) as u64;
             visit(ManagedName {
                 word,
                 text,
@@ -204,10 +208,10 @@ pub fn for_each_name(mut visit: impl FnMut(ManagedName<'_>)) {
     }
 }
 
-/// Returns the number of names in the table, and whether it is full.
-pub(crate) fn name_counts() -> (u32, bool) {
-    let names = memory().map_or(0, |memory| memory.names.load(Relaxed));
-    (names.min(MAX_NAMES), names >= MAX_NAMES)
+/// Returns the number of names in the table. It may be full with fewer than [`MAX_NAMES`], if their texts are long.
+pub(crate) fn name_count() -> u32 {
+    let names = name_memory().map_or(0, |memory| memory.names.load(Relaxed));
+    names.min(MAX_NAMES)
 }
 
 #[cfg(test)]
@@ -224,10 +228,10 @@ mod tests {
     struct Text(String, String);
 
     impl NameText for Text {
-        fn write_function(&self, write: &mut dyn FnMut(u8)) {
+        fn write_function_name(&self, write: &mut dyn FnMut(u8)) {
             self.0.bytes().for_each(write);
         }
-        fn write_file(&self, write: &mut dyn FnMut(u8)) {
+        fn write_file_name(&self, write: &mut dyn FnMut(u8)) {
             self.1.bytes().for_each(write);
         }
         fn max_len(&self) -> u32 {
@@ -251,7 +255,7 @@ mod tests {
         let other = MANAGED << 40 | 1;
         let named = words.iter().filter(|word| **word != other).count();
         assert_eq!(named, MAX_NAMES as usize);
-        assert_eq!(name_counts(), (MAX_NAMES, true));
+        assert_eq!(name_count(), MAX_NAMES);
         assert_eq!(try_intern(u64::MAX, 1, &name(0)), None);
         // The names that are in keep their words.
         let again: Vec<usize> = (0..1000).map(word).collect();

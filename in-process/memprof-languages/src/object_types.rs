@@ -10,10 +10,11 @@ const MAX_TYPE_NAME: usize = 120;
 
 struct TypeName<'a>(&'a [u8]);
 
-/// Returns the managed word that stands for the type of an object. `name` is the type's name in UTF-8, of which the
-/// first 120 bytes count. `None` if the table of names is full or has no memory. Then no other word would do: the one
-/// for all further names stands for functions. Allocates nothing.
-pub fn enter_object_type(name: &[u8]) -> Option<usize> {
+/// Returns the managed word that stands for the type of an object. Adds the type to the table of names if it is new.
+/// `name` is the type's name in UTF-8, of which the first 120 bytes count. `None` if the table is full or has no
+/// memory: the word for names that the table does not have is no substitute, because it stands for functions. Allocates
+/// nothing.
+pub fn intern_object_type(name: &[u8]) -> Option<usize> {
     let name = TypeName(name.get(..MAX_TYPE_NAME).unwrap_or(name));
     let bytes = OBJECT_FILE.bytes().chain(name.0.iter().copied());
     let hash = bytes.fold(1, |hash: u64, byte| {
@@ -24,11 +25,11 @@ pub fn enter_object_type(name: &[u8]) -> Option<usize> {
 }
 
 impl NameText for TypeName<'_> {
-    fn write_function(&self, write: &mut dyn FnMut(u8)) {
+    fn write_function_name(&self, write: &mut dyn FnMut(u8)) {
         self.0.iter().copied().for_each(write);
     }
 
-    fn write_file(&self, write: &mut dyn FnMut(u8)) {
+    fn write_file_name(&self, write: &mut dyn FnMut(u8)) {
         OBJECT_FILE.bytes().for_each(write);
     }
 

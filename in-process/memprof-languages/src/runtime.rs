@@ -12,7 +12,7 @@ use core::sync::atomic::{
 use crate::counts::{Counters, LanguageCounts, WalkOutcome};
 use crate::cpython::{CPython, CPythonSymbols, UnsupportedCPython};
 use crate::merge::{MAX_MANAGED, ManagedFrames, NativeStack, merge_frames};
-use crate::names::name_counts;
+use crate::names::name_count;
 use crate::reader::{PAGES, Reader};
 
 static CPYTHON: FoundRuntime = FoundRuntime::new();
@@ -73,33 +73,32 @@ impl FoundRuntime {
 /// The version is unknown, or the structures are not as expected. The frames of this `CPython` are not read then.
 pub fn prepare_cpython(symbols: &CPythonSymbols) -> Result<u32, UnsupportedCPython> {
     let mut pages = [0; PAGES];
-    let (version, found) = CPython::new(symbols, &mut Reader::new(&mut pages))?;
+    let (version, found) = CPython::from_symbols(symbols, &mut Reader::new(&mut pages))?;
     CPYTHON.set(found);
     Ok(version)
 }
 
-/// Whether reading of frames was given up, because none could be read in the first 64 stacks with the interpreter's
-/// function.
-pub fn is_given_up() -> bool {
+/// Returns whether memprof has given up reading the frames of the interpreted language: none could be read in the first
+/// 64 stacks that contain the interpreter's evaluation function.
+pub fn is_frame_reading_given_up() -> bool {
     COUNTERS.is_given_up()
 }
 
 /// Sets whether [`merge`] reads frames from now on. Off at first.
-pub fn set_enabled(is_enabled: bool) {
+pub fn set_merging_enabled(is_enabled: bool) {
     ENABLED.store(is_enabled, Release);
 }
 
-/// Returns the counts of walks since the start of the process, the number of names, and whether the table of names is
-/// full.
-pub fn counts() -> (LanguageCounts, u32, bool) {
-    let (names, is_full) = name_counts();
-    (COUNTERS.get(), names, is_full)
+/// Returns how the readings of an interpreter's frames have ended since the start of the process, and the number of
+/// function names that are stored.
+pub fn walk_and_name_counts() -> (LanguageCounts, u32) {
+    (COUNTERS.totals(), name_count())
 }
 
 /// Merges the interpreted program's frames into `native`, a stack of the calling thread. `scratch` is memory of at
 /// least [`SCRATCH_WORDS`](crate::SCRATCH_WORDS) words. Returns the range of `scratch` with the merged stack, leaf
-/// first. `None` if the thread has no such frames or they are unreadable. Also `None` while reading is off, given up,
-/// or not prepared.
+/// first. `None` if the thread has no such frames or they are unreadable. Also `None` while merging is off
+/// ([`set_merging_enabled`]), after [`is_frame_reading_given_up`], or before [`prepare_cpython`].
 #[cold]
 #[inline(never)]
 pub fn merge(native: NativeStack<'_>, scratch: &mut [usize]) -> Option<Range<usize>> {
@@ -114,15 +113,16 @@ pub fn merge(native: NativeStack<'_>, scratch: &mut [usize]) -> Option<Range<usi
     let (words, merged) = rest.split_at_mut_checked(2 * MAX_MANAGED)?;
     let mut managed = ManagedFrames::new(words);
     let mut reader = Reader::new(pages);
-    let interpreter = runtime.interpreter();
+    let interpreter = runtime.interpreter_range();
     let outcome = match runtime.read_frames(&mut reader, &mut managed) {
-        Some(WalkOutcome::Absent) | None if native.frame_in(0, &interpreter).is_some() => {
+        // The interpreter's function is on the stack, so there are frames that were not read.
+        Some(WalkOutcome::Absent) | None if native.frame_in_code(0, &interpreter).is_some() => {
             WalkOutcome::Unread
         }
         None => WalkOutcome::Absent,
         Some(outcome) => outcome,
     };
-    COUNTERS.add(outcome);
+    COUNTERS.count_walk(outcome);
     if managed.len() == 0 {
         return None;
     }

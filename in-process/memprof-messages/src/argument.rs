@@ -38,7 +38,7 @@ pub enum ArgumentType {
 }
 
 impl ArgumentType {
-    /// Values to suggest when the argument is completed on a command line.
+    /// Returns the values to suggest when the argument is completed on a command line.
     pub const fn completions(&self) -> &'static [&'static str] {
         match self {
             Self::OneOf(names) | Self::NamedOneOf(_, names) | Self::Examples(names) => names,
@@ -61,7 +61,7 @@ impl ArgumentSpec {
     }
 
     /// Sets the value that applies if the argument is omitted.
-    pub(crate) const fn default(mut self, value: &'static str) -> Self {
+    pub(crate) const fn with_default(mut self, value: &'static str) -> Self {
         self.default = Some(value);
         self
     }

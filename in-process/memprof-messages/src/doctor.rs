@@ -30,8 +30,8 @@ pub struct Finding {
     pub remedy: String,
 }
 
-/// The findings with their remedies, as text for people: two lines each. Without findings, a line says that nothing
-/// prevents a heap profile.
+/// Formats the findings with their remedies, as text for people: two lines each. Without findings, a line says that
+/// nothing prevents a heap profile.
 pub fn findings_text(findings: &[Finding]) -> String {
     if findings.is_empty() {
         return "healthy: nothing prevents a heap profile".to_owned();

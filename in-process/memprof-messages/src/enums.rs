@@ -134,7 +134,7 @@ named_enums! {
 }
 
 impl AllocatorKind {
-    /// Whether some builds of the allocator contain a profiler.
+    /// Returns whether some builds of the allocator contain a profiler.
     pub const fn has_profiler(self) -> bool {
         matches!(self, Self::Jemalloc | Self::Tcmalloc)
     }

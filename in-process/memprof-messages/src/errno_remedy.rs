@@ -125,8 +125,9 @@ const REMEDIES: &[(Errno, &[Operation], &str)] = &[
     ),
 ];
 
-/// Remedy for an error of the kernel. A command in it has this process's id and, if it raises the limit of open files,
-/// the new limit. `None` if the table has no remedy for this errno and operation.
+/// Returns the remedy for an error of the kernel. A command in it has this process's id and, if it raises the limit of
+/// open files, the new limit, for which this process's limit is read. `None` if the table has no remedy for this errno
+/// and operation.
 pub fn errno_remedy(errno: Errno, operation: Operation) -> Option<String> {
     let mut rows = REMEDIES.iter();
     let (_, _, text) =
@@ -139,9 +140,9 @@ pub fn errno_remedy(errno: Errno, operation: Operation) -> Option<String> {
     })
 }
 
-/// Option of prlimit(1) that doubles the soft limit of open files, or raises it to [`MIN_OPEN_FILES`] if that is more.
-/// Up to the hard limit, the option is `--nofile=N:`, which changes only the soft limit. Above it, the option is
-/// `--nofile=N`, which sets both limits.
+/// Returns the option of prlimit(1) that doubles the soft limit of open files, or raises it to [`MIN_OPEN_FILES`] if
+/// that is more. Up to the hard limit, the option is `--nofile=N:`, which changes only the soft limit. Above it, the
+/// option is `--nofile=N`, which sets both limits.
 fn nofile_option(limit: Rlimit) -> String {
     let raised = limit
         .current

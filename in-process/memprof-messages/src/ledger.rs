@@ -233,8 +233,8 @@ impl LedgerFinding {
     /// Share of the whole that a part must exceed for a finding.
     pub const MIN_SHARE: f64 = 0.10;
 
-    /// Whether a part of `bytes` is notable: it has at least [`Self::MIN_BYTES`], and more than [`Self::MIN_SHARE`] of
-    /// `whole`, which is also in bytes.
+    /// Returns whether a part of `bytes` is notable: it has at least [`Self::MIN_BYTES`], and more than
+    /// [`Self::MIN_SHARE`] of `whole`, which is also in bytes.
     pub fn is_notable(bytes: u64, whole: u64) -> bool {
         let share = bytes as f64 / whole.max(1) as f64;
         share > Self::MIN_SHARE && bytes >= Self::MIN_BYTES

@@ -2,8 +2,8 @@
 
 use crate::{AllocatorHeap, HeapUsage, HeapWalk, Ledger, LedgerPart, MemoryPart, PurgeResult};
 
-/// The ledger as a table of resident memory. Lines follow about parts that are not resident, the allocators, and the
-/// findings. The cgroup, the walk of the heaps and the mappings also have a line, if the ledger contains them.
+/// Formats the ledger as a table of resident memory. Lines follow about parts that are not resident, the allocators,
+/// and the findings. The cgroup, the walk of the heaps and the mappings also have a line, if the ledger contains them.
 pub fn ledger_text(ledger: &Ledger) -> String {
     let share = |part: u64| part as f64 * 100.0 / ledger.rss_bytes.max(1) as f64;
     let (resident, beside): (Vec<_>, Vec<_>) = ledger
@@ -63,8 +63,8 @@ pub fn ledger_text(ledger: &Ledger) -> String {
     text
 }
 
-/// Line about one allocator, such as `tcmalloc 2.10: counts 12.3 MiB as live and 14.0 MiB as resident`. Without totals,
-/// the line has the error, or says that the allocator keeps no count.
+/// Formats the line about one allocator, such as `tcmalloc 2.10: counts 12.3 MiB as live and 14.0 MiB as resident`.
+/// Without totals, the line has the error, or says that the allocator keeps no count.
 fn heap_text(heap: &AllocatorHeap) -> String {
     let usage = match (&heap.totals, &heap.error) {
         (Some(HeapUsage::Detailed(totals)), _) => {
@@ -82,8 +82,8 @@ fn heap_text(heap: &AllocatorHeap) -> String {
     format!("{} {}{owner}: {usage}\n", heap.kind, heap.version)
 }
 
-/// Line about a walk of the heaps, such as `walked glibc from outside, stopped for 2.1 ms: 1.0 GiB of live objects are
-/// not resident, purge would give back 12.3 MiB`.
+/// Formats the line about a walk of the heaps, such as `walked glibc from outside, stopped for 2.1 ms: 1.0 GiB of live
+/// objects are not resident (…), purge would give back 12.3 MiB`.
 fn walk_text(walk: &HeapWalk) -> String {
     let mut parts = Vec::new();
     if walk.untouched_bytes > 0 {
@@ -111,7 +111,7 @@ fn walk_text(walk: &HeapWalk) -> String {
 /// Minimum of an estimate to show as a number, in bytes. In a smaller one, a few pages more or less would matter.
 const LEAST_ESTIMATE: u64 = 1 << 20;
 
-/// Estimated size, such as `12.3 MiB` or `less than 1 MiB`.
+/// Formats an estimated size, such as `12.3 MiB`, or `less than 1 MiB` below [`LEAST_ESTIMATE`].
 fn estimate_text(bytes: u64) -> String {
     match bytes {
         0..LEAST_ESTIMATE => "less than 1 MiB".to_owned(),
@@ -128,8 +128,8 @@ pub enum PurgeEstimate {
     Walk,
 }
 
-/// Bytes that `purge` released, and the resident bytes before and after. If there was an estimate, also that; `source`
-/// says whether it is exact or an upper bound.
+/// Formats the bytes that `purge` released, and the resident bytes before and after. If there was an estimate, also
+/// that; `source` says whether it is exact or an upper bound.
 pub fn purged_text(purged: &PurgeResult, source: PurgeEstimate) -> String {
     let (before, after) = (purged.anonymous_before_bytes, purged.anonymous_after_bytes);
     let released = size_text(purged.released_bytes);

@@ -56,5 +56,5 @@ pub use status::{
     LanguageStatus, ProfilerStatus, SamplerStatus, SlotCounts, UnwinderStatus, WalkerStatus,
     WatchStatus, release_version,
 };
-pub use table::{MESSAGES, PLUGIN, message};
+pub use table::{MESSAGES, PLUGIN, find_message};
 pub use usage::USAGES;

@@ -86,7 +86,7 @@ pub fn find_runtime_heaps(signs: &RuntimeSigns<'_>) -> Vec<RuntimeHeap> {
 }
 
 impl RuntimeHeap {
-    /// Converts to the finding that heap profiles do not show the runtime's objects, with the remedy.
+    /// Converts the runtime to the finding that heap profiles do not show its objects, with the remedy.
     pub fn to_finding(self) -> Finding {
         let (message, remedy) = self.message_and_remedy();
         Finding {
@@ -97,7 +97,7 @@ impl RuntimeHeap {
         }
     }
 
-    /// Message and remedy of the finding: which memory heap profiles do not show, and which tool shows it.
+    /// Returns message and remedy of the finding: which memory heap profiles do not show, and which tool shows it.
     pub const fn message_and_remedy(self) -> (&'static str, &'static str) {
         match self {
             Self::Python => (

@@ -36,7 +36,7 @@ pub fn format_size(bytes: u64) -> String {
     }
 }
 
-/// Whether the text ends with a letter, as a size with a unit does.
+/// Returns whether the text ends with a letter, as a size with a unit does.
 pub fn has_unit(text: &str) -> bool {
     text.ends_with(|letter: char| letter.is_ascii_alphabetic())
 }

@@ -68,20 +68,20 @@ pub const MESSAGES: &[MessageSpec] = &[
                 OneOf(LanguagesChoice::NAMES),
                 "whose functions stacks name: with auto those of a Python program, with off the interpreter's",
             )
-            .default("auto"),
+            .with_default("auto"),
             ArgumentSpec::new(
                 "ages",
                 Examples(&["1m", "10s", "off"]),
                 "record the age of samples, in buckets of this length, for memprof report --ages",
             )
-            .default("off"),
+            .with_default("off"),
             ArgumentSpec::new(
                 "labels",
                 Examples(&["thread", "thread,http.route", "off"]),
                 "record labels with samples, for memprof report --by KEY: the thread's name, or keys that the program \
                  sets with memprof's calls or OpenTelemetry's",
             )
-            .default("off"),
+            .with_default("off"),
         ],
     },
     MessageSpec {
@@ -105,14 +105,14 @@ pub const MESSAGES: &[MessageSpec] = &[
                 "heap: what is in use; growth: stacks that made the heap grow (tcmalloc); pinned: objects that keep \
                  nearly empty pages in use (jemalloc with sampler=memprof), see memprof ledger --pinned",
             )
-            .default("heap"),
+            .with_default("heap"),
             ALLOCATOR,
             ArgumentSpec::new(
                 "keep",
                 ON_OFF,
                 "off: return the bytes of the largest profile, and write no file to the dump directory",
             )
-            .default("on"),
+            .with_default("on"),
         ],
     },
     MessageSpec {
@@ -132,7 +132,7 @@ pub const MESSAGES: &[MessageSpec] = &[
                 OneOf(&["text", "json"]),
                 "only the allocator's own printout, as text or JSON",
             ),
-            ArgumentSpec::new("log", ON_OFF, "print them to the host's log too").default("on"),
+            ArgumentSpec::new("log", ON_OFF, "print them to the host's log too").with_default("on"),
             ALLOCATOR,
         ],
     },
@@ -152,7 +152,7 @@ pub const MESSAGES: &[MessageSpec] = &[
         reply: ReplyType::Ledger,
         arguments: &[
             ArgumentSpec::new("smaps", ON_OFF, "add the kernel's account of all mappings")
-                .default("off"),
+                .with_default("off"),
         ],
     },
     MessageSpec {
@@ -207,8 +207,8 @@ pub const MESSAGES: &[MessageSpec] = &[
                 },
                 "maximum number of dumps",
             )
-            .default("16"),
-            FOR.default("10m"),
+            .with_default("16"),
+            FOR.with_default("10m"),
         ],
     },
     MessageSpec {
@@ -272,7 +272,7 @@ pub const MESSAGES: &[MessageSpec] = &[
 ];
 
 /// Returns the specification of the message called `name`. `None` if the name is unknown.
-pub fn message(name: &str) -> Option<&'static MessageSpec> {
+pub fn find_message(name: &str) -> Option<&'static MessageSpec> {
     MESSAGES.iter().find(|message| message.name == name)
 }
 

@@ -9,8 +9,8 @@ use crate::{ArgumentSpec, ArgumentType, MESSAGES, MessageSpec};
 /// lg_sample=10..24] [allocator=NAME]`.
 pub const USAGES: [&str; MESSAGES.len()] = {
     // The first pass only counts the bytes; the second one stores them.
-    const LENGTH: usize = write_all(UsageWriter::<0>::new()).length;
-    const TEXT: [u8; LENGTH] = write_all(UsageWriter::<LENGTH>::new()).bytes;
+    const LENGTH: usize = write_all_usages(UsageWriter::<0>::new()).length;
+    const TEXT: [u8; LENGTH] = write_all_usages(UsageWriter::<LENGTH>::new()).bytes;
     let mut usages = [""; MESSAGES.len()];
     let mut remaining: &[u8] = &TEXT;
     let mut index = 0;
@@ -31,7 +31,7 @@ pub const USAGES: [&str; MESSAGES.len()] = {
 };
 
 /// Writes the usage lines of all messages, without separators.
-const fn write_all<const N: usize>(mut writer: UsageWriter<N>) -> UsageWriter<N> {
+const fn write_all_usages<const N: usize>(mut writer: UsageWriter<N>) -> UsageWriter<N> {
     let mut index = 0;
     while index < MESSAGES.len() {
         writer = writer.write_arguments(&MESSAGES[index]);
@@ -149,7 +149,7 @@ impl fmt::Display for ArgumentSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message;
+    use crate::find_message;
 
     #[test]
     fn usage_lists_arguments() {
@@ -181,7 +181,7 @@ mod tests {
     fn messages_are_unique_and_valid() {
         for (index, each) in MESSAGES.iter().enumerate() {
             assert_eq!(
-                message(each.name),
+                find_message(each.name),
                 Some(each),
                 "{} is there twice",
                 each.name

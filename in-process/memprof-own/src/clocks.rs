@@ -5,13 +5,14 @@
 use std::mem::MaybeUninit;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Returns the time of the monotonic clock that the kernel advances at each tick, every 1 to 10 ms. For threads of the
-/// program, which may not execute RDTSC: vdso(7) reads this clock without it.
+/// Returns the time of the monotonic clock at its last tick; the kernel advances it every 1 to 10 ms. Threads of the
+/// program may call this, even if they may not execute RDTSC: vdso(7) reads this clock without it.
 pub fn coarse_monotonic_time() -> Duration {
     read_clock(libc::CLOCK_MONOTONIC_COARSE)
 }
 
-/// Returns the wall clock's time of the last tick. As [`coarse_monotonic_time`], for threads of the program.
+/// Returns the time of the wall clock at its last tick. Like [`coarse_monotonic_time`], threads of the program may call
+/// this.
 pub fn coarse_wall_time() -> SystemTime {
     UNIX_EPOCH + read_clock(libc::CLOCK_REALTIME_COARSE)
 }

@@ -11,7 +11,10 @@ use std::ptr::NonNull;
 /// # Safety
 /// `object` is an entry that `dl_iterate_phdr(3)` passes to a callback, which is running.
 #[cfg(target_arch = "x86_64")]
-pub unsafe fn exported_symbol(object: &libc::dl_phdr_info, name: &CStr) -> Option<NonNull<c_void>> {
+pub unsafe fn find_exported_symbol(
+    object: &libc::dl_phdr_info,
+    name: &CStr,
+) -> Option<NonNull<c_void>> {
     // SAFETY: the caller promises that `object` is an entry of the loader's list.
     let object = unsafe { crate::imports::Object::from_list_entry(object) }?;
     let definition = object.find_in_any_version(name)?;
@@ -23,7 +26,7 @@ pub unsafe fn exported_symbol(object: &libc::dl_phdr_info, name: &CStr) -> Optio
 /// # Safety
 /// None is needed.
 #[cfg(not(target_arch = "x86_64"))]
-pub unsafe fn exported_symbol(_: &libc::dl_phdr_info, _: &CStr) -> Option<NonNull<c_void>> {
+pub unsafe fn find_exported_symbol(_: &libc::dl_phdr_info, _: &CStr) -> Option<NonNull<c_void>> {
     None
 }
 
@@ -45,7 +48,7 @@ mod tests {
         let object = unsafe { &*object };
         let addresses = [c"getpid", c"no_object_has_this"].map(|name| {
             // SAFETY: dl_iterate_phdr(3) calls this with an entry of the list.
-            unsafe { exported_symbol(object, name) }
+            unsafe { find_exported_symbol(object, name) }
         });
         // SAFETY: the test passes its list.
         unsafe { &mut *found.cast::<Found>() }.push(addresses);

@@ -50,11 +50,12 @@ impl ForkGuard {
     }
 
     /// Acquires a guard without waiting, in a thread of the program. `None` if a fork is in progress, perhaps in this
-    /// thread, or if no fork handlers are registered in this process.
+    /// thread, or if this process has not called [`acquire`](Self::acquire), so that it may have no fork handlers.
     pub fn try_acquire() -> Option<Self> {
         if PROCESS.load(SeqCst) != std::process::id() {
             return None;
         }
+        // Counted before the check for forks, so that a fork that begins meanwhile waits for this guard.
         READERS.fetch_add(1, SeqCst);
         let guard = Self(());
         (FORKS.load(SeqCst) == 0).then_some(guard)
@@ -67,7 +68,7 @@ impl ForkGuard {
         Self::register_fork_handlers();
         let own = std::process::id();
         if PROCESS.swap(own, SeqCst) != own {
-            // This process is a child of a fork that ran no handler.
+            // The first guard of this process, which may be a child of a fork that ran no handler.
             loader_lock::release_orphaned_lock(false);
         }
         for _ in 0..MAX_POLLS {

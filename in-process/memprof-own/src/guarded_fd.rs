@@ -20,7 +20,7 @@ pub(crate) const FIRST_AFTER_STDIO: RawFd = 3;
 ///
 /// # Errors
 /// Those of fcntl(2) with `F_DUPFD_CLOEXEC`: the process has no descriptor left.
-pub fn above_stdio<T: AsFd + From<OwnedFd>>(descriptor: T) -> Result<T, Errno> {
+pub fn move_above_stdio<T: AsFd + From<OwnedFd>>(descriptor: T) -> Result<T, Errno> {
     if descriptor.as_fd().as_raw_fd() >= FIRST_AFTER_STDIO {
         return Ok(descriptor);
     }
@@ -52,7 +52,7 @@ impl FdIdentity {
 }
 
 impl<T: AsFd + From<OwnedFd>> GuardedFd<T> {
-    /// Takes ownership of a newly opened descriptor, and moves it [above](above_stdio) the standard streams.
+    /// Takes ownership of a newly opened descriptor, and moves it [above](move_above_stdio) the standard streams.
     ///
     /// # Errors
     /// Those of fstat(2) and fcntl(2).
@@ -61,18 +61,19 @@ impl<T: AsFd + From<OwnedFd>> GuardedFd<T> {
     }
 
     /// Takes over a descriptor as [`new`](Self::new) does, but only if `is_expected` recognizes it. If it does not, the
-    /// program has closed the descriptor and opened a file of its own with that number, and this file stays open.
+    /// program has closed the descriptor and opened a file of its own with that number; this file stays open.
     ///
     /// # Errors
     /// Those of [`new`](Self::new). `EBADF` if `is_expected` returns false, or if the program replaced the file while
     /// the descriptor was being moved.
     pub fn new_verified(descriptor: T, is_expected: impl FnOnce(&T) -> bool) -> io::Result<Self> {
+        // Not closed before it is recognized: the number may be the program's.
         let descriptor = ManuallyDrop::new(descriptor);
         let identity = FdIdentity::from_fd(&*descriptor)?;
         if !is_expected(&descriptor) {
             return Err(Errno::BADF.into());
         }
-        let moved = Self::new_unmoved(above_stdio(ManuallyDrop::into_inner(descriptor))?)?;
+        let moved = Self::new_unmoved(move_above_stdio(ManuallyDrop::into_inner(descriptor))?)?;
         match moved.identity == identity {
             true => Ok(moved),
             false => Err(Errno::BADF.into()),
@@ -112,7 +113,7 @@ impl<T: AsFd> Drop for GuardedFd<T> {
             registration.unregister(self.identity);
         }
         if let Ok(descriptor) = self.get() {
-            close(descriptor.as_fd().as_raw_fd());
+            close_descriptor(descriptor.as_fd().as_raw_fd());
         }
     }
 }
@@ -149,7 +150,7 @@ where
 }
 
 /// Closes a descriptor that the caller knows to be memprof's. An error is ignored: Linux releases the number anyway.
-fn close(descriptor: RawFd) {
+fn close_descriptor(descriptor: RawFd) {
     // SAFETY: close(2) has no preconditions; the caller has checked that the number is memprof's.
     unsafe { libc::close(descriptor) };
 }
@@ -192,7 +193,7 @@ impl FdRegistration {
         REGISTERED.call(|| {
             // SAFETY: pthread_atfork(3): the handler is in a library that is never unloaded. If there is no memory for
             // the handler, forked children keep the descriptors.
-            unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
+            unsafe { libc::pthread_atfork(None, None, Some(close_registered_in_child)) };
         });
         let is_free = |registration: &&Self| !registration.is_used.swap(true, Ordering::AcqRel);
         let registration = REGISTRATIONS.iter().find(is_free)?;
@@ -213,7 +214,7 @@ impl FdRegistration {
         }
     }
 
-    /// Identity of the file for which the descriptor was registered.
+    /// Returns the identity of the file for which the descriptor was registered.
     fn identity(&self) -> FdIdentity {
         let [device, inode] =
             [&self.device, &self.inode].map(|number| number.load(Ordering::Relaxed));
@@ -223,7 +224,7 @@ impl FdRegistration {
 
 /// Fork handler in the child: closes memprof's descriptors. Allocates nothing and takes no lock, because the threads
 /// that held locks do not exist in the child.
-extern "C" fn close_in_child() {
+extern "C" fn close_registered_in_child() {
     for registration in &REGISTRATIONS {
         let complement = registration
             .descriptor
@@ -236,7 +237,7 @@ extern "C" fn close_in_child() {
         // SAFETY: only fstat(2) uses the number, and it accepts any number.
         let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
         if FdIdentity::from_fd(borrowed) == Ok(registration.identity()) {
-            close(descriptor);
+            close_descriptor(descriptor);
         }
         registration.is_used.store(false, Ordering::Release);
     }
@@ -265,7 +266,7 @@ mod tests {
         peer.set_nonblocking(true).unwrap();
         let error = peer.read(&mut [0]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-        close(number);
+        close_descriptor(number);
     }
 
     #[test]

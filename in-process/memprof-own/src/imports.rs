@@ -20,7 +20,7 @@ use std::ffi::CStr;
 
 use link_map::LinkMap;
 pub(crate) use object::Object;
-use object::{Import, is_string_at, read};
+use object::{Import, is_string_at, read_memory};
 use relro::WritableRelro;
 
 const LOADER: &CStr = c"ld-linux-x86-64.so.2";
@@ -83,14 +83,14 @@ pub unsafe extern "C" fn bind_imports(caller: usize, header: usize, dynamic: usi
     }
 }
 
-/// Returns the object whose `malloc` the library's calls lead to: the one that defines the function in the import's
-/// slot, otherwise the first that defines a `malloc`. `None` if the library does not import `malloc`, or no object
-/// defines it. Also `None` if a definition cannot be looked up in an object before the first that has one.
+/// Returns the object whose `malloc` the library calls: the one that defines the function in the import's slot,
+/// otherwise the first that defines a `malloc`. `None` if the library does not import `malloc`, if no object defines
+/// it, or if an object before the first that does cannot be searched.
 fn find_allocator(objects: LinkMap, library: &Object) -> Option<Object> {
     let malloc = library
         .imports()
         .find(|import| is_string_at(import.name, c"malloc"))?;
-    let bound: usize = read(malloc.slot);
+    let bound: usize = read_memory(malloc.slot);
     let defines = |object: &Object| object.find_in_any_version(c"malloc").is_some();
     let is_bound = |object: &Object| {
         object
@@ -99,8 +99,9 @@ fn find_allocator(objects: LinkMap, library: &Object) -> Option<Object> {
     };
     let all = || objects.iter().map(LinkMap::object);
     all().find(is_bound).or_else(|| {
-        // The slot may lead to an entry of the program's PLT, or to what an indirect function chose. An object that cannot
-        // be searched may define it: then none is known, rather than a later one, whose `free` would get its blocks.
+        // The slot may lead to an entry of the program's PLT, or to what an indirect function chose. An object that
+        // cannot be searched may define it: then none is known, rather than a later one, whose `free` would get its
+        // blocks.
         all().take_while(Object::has_gnu_hash).find(defines)
     })
 }
@@ -126,12 +127,12 @@ fn function_to_bind(objects: LinkMap, allocator: Option<Object>, import: &Import
             return Some(function);
         }
     }
-    find_definition(objects, import)
+    find_glibc_definition(objects, import)
 }
 
 /// Returns the address of glibc's definition of an import. Prefers the object to which the library was linked, because
 /// before glibc 2.34 libc also has some of libpthread's names. `None` if no object of glibc defines it.
-fn find_definition(objects: LinkMap, import: &Import) -> Option<usize> {
+fn find_glibc_definition(objects: LinkMap, import: &Import) -> Option<usize> {
     let find = |object: Object| object.find_function(import);
     let linked = objects
         .iter()

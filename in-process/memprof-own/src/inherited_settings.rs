@@ -1,7 +1,7 @@
-//! Settings that memprof's threads inherit from a thread of the program, and change for themselves. A program may forbid
-//! a thread instructions and memory: `prctl(PR_SET_TSC)` forbids RDTSC, with which the C library reads most clocks,
-//! `arch_prctl(2)` with `ARCH_SET_CPUID` forbids CPUID, and the rights of protection keys (pkeys(7)) forbid memory. A
-//! thread that does it all the same ends the process by a SIGSEGV.
+//! Settings that memprof's threads inherit from a thread of the program, and change for themselves. A program may
+//! forbid a thread instructions and memory: `prctl(PR_SET_TSC)` forbids RDTSC, with which the C library reads most
+//! clocks, `arch_prctl(2)` with `ARCH_SET_CPUID` forbids CPUID, and the rights of protection keys (pkeys(7)) forbid
+//! memory. A thread that does it all the same ends the process by a SIGSEGV.
 #![expect(unsafe_code, reason = "prctl(2), and the rights of protection keys")]
 
 use crate::privileges::is_unfiltered;
@@ -10,9 +10,9 @@ use crate::privileges::is_unfiltered;
 /// it may be minutes.
 const DEFAULT_TIMER_SLACK: libc::c_ulong = 50_000;
 
-/// Allows the calling thread, which must be memprof's, to execute RDTSC, and lets it wake in time: its creator may be a
-/// thread of the program with other settings. Does nothing if the thread has a seccomp filter, which could end the
-/// process at the calls.
+/// Allows the calling thread, which must be memprof's, to execute RDTSC, and resets its timer slack, so that it wakes
+/// in time: its creator may be a thread of the program with other settings. Does nothing if the thread has a seccomp
+/// filter, which could end the process for these system calls.
 pub(crate) fn reset_inherited_settings() {
     if is_unfiltered() {
         // SAFETY: prctl(2) with numbers. The setting is the thread's own.
@@ -22,17 +22,17 @@ pub(crate) fn reset_inherited_settings() {
     }
 }
 
-/// Detects the features of the processor, and keeps them for threads that may not execute CPUID. Rust's standard
-/// library keeps those that it detects at its first question. Call it while the library is loaded.
+/// Detects the features of the processor, and caches them for threads that may not execute CPUID: Rust's standard
+/// library detects and caches all of them at the first query. Call this while the library is loaded.
 #[cfg(target_arch = "x86_64")]
-pub fn detect_processor() {
+pub fn detect_processor_features() {
     std::hint::black_box(std::is_x86_feature_detected!("avx2"));
     key_support::has_keys();
 }
 
-/// Does nothing: on other processors no program forbids it.
+/// Does nothing: a program can forbid CPUID only on x86-64.
 #[cfg(not(target_arch = "x86_64"))]
-pub fn detect_processor() {}
+pub fn detect_processor_features() {}
 
 /// Gives the calling thread, which must be memprof's, the right to all memory with protection keys: the program's
 /// allocator may have its heap there. Uses no memory but the stack.
@@ -89,7 +89,7 @@ mod key_support {
         [eax, ecx]
     }
 
-    /// Sets PKRU, the rights of the calling thread, to 0: all are given.
+    /// Sets PKRU, the calling thread's rights, to 0, which allows all access.
     ///
     /// # Safety
     /// The kernel has enabled protection keys.

@@ -30,13 +30,13 @@ pub use clocks::{
 };
 pub use containing_object::find_object;
 pub use descriptor_table::DescriptorTable;
-pub use exported_symbol::exported_symbol;
+pub use exported_symbol::find_exported_symbol;
 pub use fork_guard::ForkGuard;
-pub use guarded_fd::{GuardedFd, above_stdio};
+pub use guarded_fd::{GuardedFd, move_above_stdio};
 #[cfg(target_arch = "x86_64")]
 #[doc(hidden)]
 pub use imports::bind_imports;
-pub use inherited_settings::detect_processor;
+pub use inherited_settings::detect_processor_features;
 pub use libc_symbol::libc_symbol;
 pub use loaded_object::{open_loaded_object, wait_for_loader};
 pub use lock::{ProcessLock, ProcessLockGuard, ProcessOnce};
@@ -48,5 +48,6 @@ pub use reserve::ReservedAllocator;
 pub use status_lines::for_each_status_line;
 pub use stdio::StdioGuard;
 pub use thread::{
-    Needs, Thread, ThreadSpec, at_thread_end, at_thread_start, spawn, spawn_static, spawn_with,
+    Needs, Thread, ThreadSpec, set_thread_end_hook, set_thread_start_hook, spawn, spawn_static,
+    spawn_with,
 };

@@ -17,8 +17,9 @@ pub fn libc_symbol(name: &CStr) -> Option<NonNull<c_void>> {
     if is_in_glibc(first) {
         return Some(first);
     }
-    // An object before libc has the name, or the loader has an unknown one. The first dlopen(3) of libc makes the list in
-    // which dlsym(3) then looks, and a child that is forked meanwhile has half a list.
+    // Either an object before libc has the name, or the file of the loader has a name that `is_in_glibc` does not know.
+    // The first dlopen(3) of libc creates the list that dlsym(3) then searches, and a child that is forked meanwhile
+    // has half a list.
     let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
     // SAFETY: dlopen(3): the library is loaded already, and its constructors ran before all others. The handle is never
     // closed.
@@ -27,7 +28,7 @@ pub fn libc_symbol(name: &CStr) -> Option<NonNull<c_void>> {
     NonNull::new(unsafe { libc::dlsym(libc.as_ptr(), name.as_ptr()) })
 }
 
-/// Whether a function or variable is in an object of glibc, by the names of the objects' files.
+/// Returns whether a function or variable is in an object of glibc, by the names of the objects' files.
 fn is_in_glibc(address: NonNull<c_void>) -> bool {
     let Some(object) = find_object(address.addr().get()) else {
         return false;

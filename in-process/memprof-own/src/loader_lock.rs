@@ -73,13 +73,17 @@ pub(crate) fn find_loader_lock() {
 
 /// Resets [`LOCK`] unless it is the lock that `dl_iterate_phdr(3)` holds while it reads the loader's list of objects.
 pub(crate) fn verify_loader_lock() {
-    // SAFETY: dl_iterate_phdr(3) calls `forget_unheld` synchronously.
-    unsafe { libc::dl_iterate_phdr(Some(forget_unheld), ptr::null_mut()) };
+    // SAFETY: dl_iterate_phdr(3) calls `forget_unless_held` synchronously.
+    unsafe { libc::dl_iterate_phdr(Some(forget_unless_held), ptr::null_mut()) };
 }
 
 /// Callback of `dl_iterate_phdr(3)`: resets [`LOCK`] if the calling thread does not hold it. Returns 1 to end the
 /// iteration.
-unsafe extern "C" fn forget_unheld(_: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
+unsafe extern "C" fn forget_unless_held(
+    _: *mut libc::dl_phdr_info,
+    _: usize,
+    _: *mut c_void,
+) -> c_int {
     if loader_lock().is_some_and(|lock| lock.owner.load(Ordering::Relaxed) != current_tid()) {
         LOCK.store(ptr::null_mut(), Ordering::Release);
     }
@@ -102,10 +106,10 @@ pub(crate) fn release_orphaned_lock(is_alone: bool) {
     let _ = futex::wake(&lock.lock, Flags::PRIVATE, u32::MAX >> 1);
 }
 
-/// Whether the lock is held, but by no thread of the process. An orphaned lock never changes, whereas a thread soon
-/// releases its lock. So the lock is polled, with a call of `wait` before each poll, unless `is_alone`. Only if it did
-/// not change, `is_live_thread` asks the kernel about the owner, because a seccomp filter may end the process for the
-/// question.
+/// Returns whether the lock is held, but by no thread of the process. An orphaned lock never changes, whereas a thread
+/// soon releases its lock. So the lock is polled, with a call of `wait` before each poll, unless `is_alone`. Only if it
+/// did not change, `is_live_thread` asks the kernel about the owner, because a seccomp filter may end the process for
+/// the question.
 fn is_orphaned(
     lock: &PthreadMutex,
     is_alone: bool,
@@ -154,9 +158,9 @@ fn current_tid() -> u32 {
     owner
 }
 
-/// Whether this process has a thread with this id. True if it cannot be determined. Needs a system call, because the C
-/// library does not export its list of threads. Of the calls that take a thread id, seccomp filters allow tgkill(2)
-/// most often, because abort(3) needs it.
+/// Returns whether this process has a thread with this id. True if it cannot be determined. Needs a system call,
+/// because the C library does not export its list of threads. Of the calls that take a thread id, seccomp filters allow
+/// tgkill(2) most often, because abort(3) needs it.
 fn is_live_thread(thread: u32) -> bool {
     let process = std::process::id();
     // SAFETY: tgkill(2) with signal 0 sends no signal.
@@ -192,7 +196,7 @@ fn second_mutex_of_run(words: &[AtomicUsize]) -> Option<usize> {
     runs.next().is_none().then_some(first + WORDS)
 }
 
-/// Whether the [`WORDS`] words can be a recursive mutex, free or locked.
+/// Returns whether the [`WORDS`] words can be a recursive mutex, free or locked.
 fn is_mutex(words: &[AtomicUsize]) -> bool {
     let value = |index: usize| words[index].load(Ordering::Relaxed);
     let halves = |index: usize| (value(index) & 0xffff_ffff, value(index) >> 32);
@@ -286,7 +290,7 @@ mod tests {
         1
     }
 
-    /// Whether a forked child that reads the list ends by itself. `before_reading` runs in the child first.
+    /// Returns whether a forked child that reads the list ends by itself. `before_reading` runs in the child first.
     fn ends_in_child(fork: unsafe extern "C" fn() -> libc::pid_t, before_reading: fn()) -> bool {
         let (reached, is_reached) = mpsc::channel();
         let (resume, resumed) = mpsc::channel();

@@ -69,7 +69,7 @@ pub fn allocate_thread_locals() -> bool {
     // SAFETY: free(3) accepts null, or the block just allocated.
     unsafe { libc::free(block) };
     if !block.is_null() {
-        use_thread_local();
+        touch_thread_local();
     }
     !block.is_null()
 }
@@ -77,7 +77,7 @@ pub fn allocate_thread_locals() -> bool {
 /// Touches a thread-local variable, so that the loader allocates this library's block of them for the thread now.
 /// `black_box` keeps the optimizer from removing the access.
 #[inline(never)]
-fn use_thread_local() {
+fn touch_thread_local() {
     USED.with(|variable| {
         black_box(variable);
     });

@@ -3,12 +3,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::OnceLock;
 
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 use crate::containing_object::find_object;
 use crate::descriptor_table::DescriptorTable;
+use crate::lock_free_once::LockFreeOnce;
 use crate::privileges::is_unfiltered;
 
 /// Gives the calling thread, and threads that it creates from now on, a descriptor table without the program's files.
@@ -16,7 +16,7 @@ use crate::privileges::is_unfiltered;
 /// system call; /proc does not show whether it has one; the C library does not serve `malloc`; or the kernel is older
 /// than 5.9.
 pub fn leave_program_table() {
-    if !is_unfiltered() || !is_malloc_of_libc() {
+    if !is_unfiltered() || !libc_serves_malloc() {
         return;
     }
     // SAFETY: close_range(2) with CLOSE_RANGE_UNSHARE closes nothing in the table of other threads.
@@ -33,19 +33,22 @@ pub fn leave_program_table() {
     }
 }
 
-/// Whether the C library serves `malloc`. Another allocator may use the same descriptor numbers in all threads:
+/// Returns whether the C library serves `malloc`. Another allocator may use the same descriptor numbers in all threads:
 /// tcmalloc's libunwind reads and writes a pipe, and in another table its numbers would belong to other files.
-fn is_malloc_of_libc() -> bool {
-    static IS_OF_LIBC: OnceLock<bool> = OnceLock::new();
+fn libc_serves_malloc() -> bool {
+    static IS_OF_LIBC: LockFreeOnce<bool> = LockFreeOnce::new();
+    if let Some(is_of_libc) = IS_OF_LIBC.get() {
+        return *is_of_libc;
+    }
     let object_of = |function: *const ()| find_object(function.addr()).map(|info| info.dli_fbase);
-    *IS_OF_LIBC.get_or_init(|| {
-        let libc = object_of(libc::getauxval as *const ());
-        libc.is_some() && object_of(libc::malloc as *const ()) == libc
-    })
+    let libc = object_of(libc::getauxval as *const ());
+    let is_of_libc = libc.is_some() && object_of(libc::malloc as *const ()) == libc;
+    *IS_OF_LIBC.get_or_set(is_of_libc)
 }
 
 /// Calls `act` with the program's standard error. In a thread that has left the program's table, it is open only during
-/// the call. Does nothing if the program has closed it, or if the main thread has exited.
+/// the call. Does nothing if it cannot be copied from the main thread's table: the program has closed it, the main
+/// thread has exited, or the kernel refuses.
 pub fn with_program_stderr(act: impl FnOnce(BorrowedFd<'_>)) {
     if DescriptorTable::current() == DescriptorTable::Program {
         act(io::stderr().as_fd());

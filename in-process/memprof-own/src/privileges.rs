@@ -86,7 +86,7 @@ impl Privileges {
     }
 }
 
-/// Whether the calling thread has no seccomp(2) filter. False if that is unknown, for example without /proc.
+/// Returns whether the calling thread has no seccomp(2) filter. False if that is unknown, for example without /proc.
 pub(crate) fn is_unfiltered() -> bool {
     Capabilities::read(c"/proc/thread-self/status").is_some_and(|own| !own.is_filtered)
 }

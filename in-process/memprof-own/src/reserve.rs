@@ -124,7 +124,7 @@ unsafe fn allocate_from_reserve(layout: Layout) -> *mut u8 {
     }
 }
 
-/// Whether the calling thread is memprof's: all of its threads have names that begin with `memprof`. Uses no
+/// Returns whether the calling thread is memprof's: all of its threads have names that begin with `memprof`. Uses no
 /// thread-local variable, because that may not be allocated yet.
 fn is_own_thread() -> bool {
     let mut name = [0_u8; 16];
@@ -133,7 +133,7 @@ fn is_own_thread() -> bool {
     is_known && name.starts_with(b"memprof")
 }
 
-/// Whether more than half of the reserve is in use, so that no work should start.
+/// Returns whether more than half of the reserve is in use, so that no work should start.
 pub(crate) fn is_reserve_scarce() -> bool {
     // A word represents 64 granules; 32 are half of them.
     RESERVE.used_granules() > WORDS * 32
@@ -182,12 +182,12 @@ impl Reserve {
         }
     }
 
-    /// Address of the first byte of the reserve's memory.
+    /// Returns the address of the first byte of the reserve's memory.
     fn start(&self) -> *mut u8 {
         self.bytes.get().cast()
     }
 
-    /// Whether a block belongs to the reserve, and not to the program's allocator.
+    /// Returns whether a block belongs to the reserve, and not to the program's allocator.
     fn contains(&self, block: *mut u8) -> bool {
         (self.start().addr()..self.start().addr() + RESERVE_BYTES).contains(&block.addr())
     }

@@ -48,7 +48,7 @@ mod tests {
     use std::os::fd::RawFd;
 
     use super::*;
-    use crate::above_stdio;
+    use crate::move_above_stdio;
 
     /// Forks a child that closes `closed` and runs `check`. Returns whether the check holds.
     fn holds_without(closed: &[RawFd], check: fn() -> bool) -> bool {
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn closed_standard_streams_stay_closed() {
         let check = || {
-            let moved = above_stdio(null()).unwrap();
+            let moved = move_above_stdio(null()).unwrap();
             let owned = GuardedFd::new(null()).unwrap();
             let numbers = [moved.as_raw_fd(), owned.get().unwrap().as_raw_fd()];
             numbers.iter().all(|number| *number >= FIRST_AFTER_STDIO)

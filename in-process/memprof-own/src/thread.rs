@@ -29,8 +29,8 @@ const PLUGIN_STACK_BYTES: usize = 1 << 20;
 /// twice as much to align it.
 const ALLOCATOR_BYTES: usize = 8 << 20;
 
-/// Bytes without which a new thread does not allocate. Half of what was there when it was created: with all of it, a thread
-/// would wait for ever because of its own stack.
+/// Bytes without which a new thread does not allocate. Half of what was there when it was created: with all of it, a
+/// thread would wait for ever because of its own stack.
 const LEAST_ALLOCATOR_BYTES: usize = ALLOCATOR_BYTES / 2;
 
 /// A thread of memprof's. All signals are blocked from its first instruction on. Its stack has room for the program's
@@ -59,8 +59,8 @@ impl Needs {
         keeps_capabilities: false,
     };
 
-    /// Size of the stack in bytes, a multiple of the page size: room for memprof's frames and those of plugins, plus the C
-    /// library's minimum.
+    /// Returns the size of the stack in bytes, a multiple of the page size: room for memprof's frames and those of
+    /// plugins, plus the C library's minimum.
     fn stack_size(self) -> usize {
         let plugins = match self.calls_plugins {
             true => PLUGIN_STACK_BYTES,
@@ -162,18 +162,18 @@ static AT_END: LockFreeOnce<fn()> = LockFreeOnce::new();
 
 /// Makes each thread that this module creates from now on call `act` before it allocates anything. Only the first call
 /// of this function has an effect.
-pub fn at_thread_start(act: fn()) {
+pub fn set_thread_start_hook(act: fn()) {
     AT_START.get_or_set(act);
 }
 
 /// Makes each thread of this module call `act` as the last thing that it does. Only the first call of this function has
 /// an effect.
-pub fn at_thread_end(act: fn()) {
+pub fn set_thread_end_hook(act: fn()) {
     AT_END.get_or_set(act);
 }
 
-/// Names the calling thread, calls the function of [`at_thread_start`], waits until the allocator has memory for the
-/// thread's variables, and runs `work`. At last it calls the function of [`at_thread_end`].
+/// Names the calling thread, calls the function of [`set_thread_start_hook`], waits until the allocator has memory for
+/// the thread's variables, and runs `work`. Finally calls the function of [`set_thread_end_hook`].
 fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     // SAFETY: pthread_self(3) has no preconditions.
     let this = unsafe { libc::pthread_self() };
@@ -182,22 +182,23 @@ fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     if let Some(act) = AT_START.get() {
         act();
     }
-    // Once more: the program may have used the memory meanwhile, and jemalloc 5.3 reads through a null pointer if it gets
-    // none for a thread's cache.
+    // Checked again after `spawn_with`: the program may have used the memory meanwhile, and jemalloc 5.3 reads through
+    // a null pointer if it gets none for a thread's cache.
     while require_mappings(LEAST_ALLOCATOR_BYTES, 2).is_err() || !allocate_thread_locals() {
         thread::sleep(MEMORY_POLL_INTERVAL);
     }
     run_catching_panic(needs, work);
-    // jemalloc's destructor of a thread's cache does nothing in a state (`tsd_state_nominal_recompute`) that a change of
-    // its allocation hooks gives to all threads, and that a thread leaves by its next use of jemalloc.
+    // Uses the allocator once more. A change of jemalloc's allocation hooks gives all threads a state
+    // (`tsd_state_nominal_recompute`) in which the destructor of a thread's cache does nothing; a thread leaves it at
+    // its next use of jemalloc.
     drop(black_box(Box::new(0_u8)));
     if let Some(act) = AT_END.get() {
         act();
     }
 }
 
-/// Runs `work` and catches its panic. Must not be inlined, because it uses thread-local variables
-/// ([`allocate_thread_locals`]).
+/// Resets inherited settings, drops capabilities unless `needs` keeps them, runs `work`, and catches its panic.
+/// Must not be inlined, because it uses thread-local variables ([`allocate_thread_locals`]).
 #[inline(never)]
 fn run_catching_panic(needs: Needs, work: impl FnOnce(&mut Privileges)) {
     reset_inherited_settings();
@@ -320,7 +321,8 @@ struct BlockedSignals {
 }
 
 impl BlockedSignals {
-    /// Blocks all signals of the calling thread until the guard is dropped. Fails with the error of `pthread_sigmask(3)`.
+    /// Blocks all signals of the calling thread until the guard is dropped. Fails with the error of
+    /// `pthread_sigmask(3)`.
     fn block_all() -> io::Result<Self> {
         let mut all = MaybeUninit::uninit();
         // SAFETY: sigfillset(3) writes the set.

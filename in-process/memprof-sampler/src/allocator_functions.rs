@@ -55,7 +55,7 @@ impl Shape {
         Self::Expand,
     ];
 
-    /// Role of the functions with this shape, by which their hooks are enabled.
+    /// Returns the role of the functions with this shape, by which their hooks are enabled.
     pub fn role(self) -> Role {
         match self {
             Self::Size | Self::SecondSize | Self::Count | Self::SecondCount | Self::Stored => {

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use rustix::process::getpid;
 
 use crate::excluded_threads;
-use crate::thread_pointer::{hash_of, thread_pointer};
+use crate::thread_pointer::{hash_thread_pointer, thread_pointer};
 
 /// Number of bytes after which a thread checks again whether sampling is on.
 const PARKED_BYTES: u64 = 1 << 20;
@@ -41,10 +41,10 @@ struct Countdown {
     random: AtomicU64,
 }
 
-/// Countdown of the calling thread. Other threads may share it.
+/// Returns the countdown of the calling thread. Other threads may share it.
 #[inline(always)]
 fn current_countdown() -> &'static Countdown {
-    &THREADS[hash_of(thread_pointer(), COUNTDOWN_COUNT.ilog2())]
+    &THREADS[hash_thread_pointer(thread_pointer(), COUNTDOWN_COUNT.ilog2())]
 }
 
 /// Subtracts bytes from this thread's countdown. Returns true if it has not expired: the fast path, without a sample.
@@ -62,9 +62,9 @@ pub(crate) fn count_down(bytes: usize) -> bool {
     !is_over
 }
 
-/// Bytes that this thread may still allocate before its countdown expires.
+/// Returns the number of bytes that this thread may still allocate before its countdown expires.
 #[inline(always)]
-pub(crate) fn remaining() -> u64 {
+pub(crate) fn remaining_bytes() -> u64 {
     current_countdown().remaining.load(Relaxed)
 }
 
@@ -134,25 +134,25 @@ impl Drop for CountdownPause {
 /// numbers.
 pub(crate) fn set_interval(interval: u64) {
     INTERVAL.store(interval, Relaxed);
-    restart();
+    restart_all();
 }
 
 /// Restarts the countdowns in a forked child with random numbers of its own: children that do the same must not sample
 /// the same objects.
 pub(crate) fn reset_in_child() {
     vary_seeds();
-    restart();
+    restart_all();
 }
 
 /// Restarts all countdowns with new random numbers.
-fn restart() {
+fn restart_all() {
     for thread in &THREADS {
         thread.random.store(0, Relaxed);
         thread.remaining.store(0, Relaxed);
     }
 }
 
-/// Mean bytes between samples; 0 while sampling is stopped.
+/// Returns the mean bytes between samples; 0 while sampling is stopped.
 pub(crate) fn interval() -> u64 {
     INTERVAL.load(Relaxed)
 }
@@ -179,6 +179,7 @@ fn new_seed() -> u64 {
     let mut seed = drawn.wrapping_add((thread_pointer() as u64).wrapping_mul(SEED_STEP));
     seed = (seed ^ (seed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     seed = (seed ^ (seed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    // Never 0, which xorshift64 would keep for ever, and which marks a countdown without a seed.
     (seed ^ (seed >> 31)) | 1
 }
 
@@ -212,8 +213,8 @@ fn exponential_gap(random: u64, interval: u64) -> u64 {
     (-ln(uniform) * interval as f64) as u64
 }
 
-/// Natural logarithm of a normal number above 0, with an error of at most 2e-6. libm is exact, but takes three times as
-/// long.
+/// Returns the natural logarithm of a normal number above 0, with an error of at most 2e-6. libm is exact, but takes
+/// three times as long.
 fn ln(number: f64) -> f64 {
     const SQRT_HALF: u64 = core::f64::consts::FRAC_1_SQRT_2.to_bits();
     let bits = number.to_bits();
@@ -270,7 +271,7 @@ mod tests {
         assert_eq!(current_countdown().remaining.load(Relaxed), 1000);
         assert!(!count_down(1001));
         // An excluded thread's countdown still runs, for the threads that share it.
-        let excluded = SamplerExclusion::this_thread();
+        let excluded = SamplerExclusion::for_this_thread();
         assert!(!start_next_countdown(1 << 40));
         let remaining = current_countdown().remaining.load(Relaxed);
         assert!(remaining < 64 << 10, "{remaining}");

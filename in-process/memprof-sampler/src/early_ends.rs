@@ -42,7 +42,7 @@ impl EarlyEndReason {
 
     /// Converts the end of a walk. `None` if the walk reached the outermost frame and all its frames are recorded.
     /// `is_cut` says that the record of the stack lacks frames.
-    fn new(end: WalkEnd, is_cut: bool) -> Option<Self> {
+    fn from_walk_end(end: WalkEnd, is_cut: bool) -> Option<Self> {
         match end {
             _ if is_cut => Some(Self::TooManyFrames),
             WalkEnd::Outermost => None,
@@ -93,7 +93,7 @@ pub(crate) fn count_if_early(end: WalkEnd, is_cut: bool, last: usize) {
 #[cold]
 #[inline(never)]
 fn count_early_end(end: WalkEnd, is_cut: bool, last: usize) {
-    if let Some(reason) = EarlyEndReason::new(end, is_cut) {
+    if let Some(reason) = EarlyEndReason::from_walk_end(end, is_cut) {
         // `last` may be a return address just past the end of the object.
         let object = match reason {
             EarlyEndReason::TooManyFrames => None,
@@ -131,13 +131,16 @@ impl EarlyEndTable {
         // The index begins at 1, because the key 0 marks a free cell.
         let index = reason as usize + 1;
         let own = object.unwrap_or(0) & !REASON_MASK | index;
-        if let Some(cell) = self.claim(own).or_else(|| self.claim(index)) {
+        if let Some(cell) = self
+            .find_or_claim_cell(own)
+            .or_else(|| self.find_or_claim_cell(index))
+        {
             cell.samples.fetch_add(1, Relaxed);
         }
     }
 
-    /// Returns the cell of a key, or claims a free one for it. `None` if the other keys occupy all cells.
-    fn claim(&self, key: usize) -> Option<&Cell> {
+    /// Returns the cell of a key, or claims a free one for it. `None` if other keys occupy all cells.
+    fn find_or_claim_cell(&self, key: usize) -> Option<&Cell> {
         self.0.iter().find(|cell| {
             let found = cell.key.load(Acquire);
             found == key
@@ -213,7 +216,7 @@ mod tests {
     fn only_whole_stacks_do_not_end_early() {
         let check = |end, is_cut, expected| {
             assert_eq!(
-                EarlyEndReason::new(end, is_cut),
+                EarlyEndReason::from_walk_end(end, is_cut),
                 expected,
                 "{end:?} {is_cut}"
             );

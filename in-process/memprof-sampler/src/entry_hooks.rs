@@ -49,9 +49,9 @@ macro_rules! entry_hooks {
             }
         )*
 
-        /// Address of the hook for functions of a shape. A function that `is_outer` calls other patched functions; its
-        /// hook does not count their allocations. If the tally is enabled, the hooks of all other functions also count
-        /// every call.
+        /// Returns the address of the hook for functions of a shape. `is_outer`: the function calls other patched
+        /// functions, and its hook does not count their allocations. If the tally is enabled, the hooks of all other
+        /// functions also count every call.
         pub(crate) fn entry_hook(shape: Shape, is_outer: bool) -> usize {
             let hook = match (shape, is_outer, tally::is_enabled()) {
                 $(

@@ -53,14 +53,14 @@ impl EntryRow {
     /// Bytes of a `jmp` with a 32-bit distance.
     pub const JUMP_SIZE: usize = 5;
 
-    /// Shape of the function. `None` for a number that this version does not define.
+    /// Returns the shape of the function. `None` for a number that this version does not define.
     pub(crate) fn shape(&self) -> Option<Shape> {
         Shape::ALL
             .into_iter()
             .find(|shape| *shape as u8 == self.shape)
     }
 
-    /// Symbol of the function, without the zeros that pad it. Empty if there is no zero.
+    /// Returns the symbol of the function, without the zeros that pad it. Empty if there is no zero.
     pub(crate) fn name(&self) -> &[u8] {
         let length = self.name.iter().position(|byte| *byte == 0);
         self.name.get(..length.unwrap_or(0)).unwrap_or_default()
@@ -97,8 +97,8 @@ pub(crate) const TABLE_OFFSET: usize = 16;
 /// Bytes of the code of [`trampoline`].
 pub(crate) const TRAMPOLINE_SIZE: usize = HOOK_JUMP_SIZE + 12;
 
-/// First part of the slot with this index, for a table at `base`: the jump to the hook, `base`, by which the sampler
-/// finds the table, and the trampoline.
+/// Returns the code of the slot with this index up to its relocated prologue, for a table at `base`: the jump to the
+/// hook, the number `base`, by which the sampler finds the table, and the trampoline.
 ///
 /// While the hook is disabled, the trampoline continues in the relocated prologue behind it, so that a call takes two
 /// jumps and a test more. It loads the hook's address once, because the hook may be disabled meanwhile. It changes r11
@@ -107,9 +107,9 @@ pub(crate) const TRAMPOLINE_SIZE: usize = HOOK_JUMP_SIZE + 12;
 pub const fn trampoline(base: u64, index: usize) -> [u8; TRAMPOLINE_SIZE] {
     let row = offset_of!(EntryTable, entries) + index * size_of::<EntryRow>();
     // The `lea` and the `mov` have seven bytes each.
-    let [a, b, c, d] = distance_from(slot_offset(index) + 7, row);
+    let [a, b, c, d] = encode_distance(slot_offset(index) + 7, row);
     let hook = row + offset_of!(EntryRow, hook);
-    let [e, f, g, h] = distance_from(trampoline_offset(index) + 7, hook);
+    let [e, f, g, h] = encode_distance(trampoline_offset(index) + 7, hook);
     let [i, j, k, l, m, n, o, p] = base.to_le_bytes();
     // From the end of the `jne`, which ends the trampoline.
     let slot = (TRAMPOLINE_SIZE as u8).wrapping_neg();
@@ -127,7 +127,8 @@ pub const fn trampoline(base: u64, index: usize) -> [u8; TRAMPOLINE_SIZE] {
     code
 }
 
-/// Distance from the end of an instruction to an offset of the table, as the instruction encodes it.
-const fn distance_from(end: usize, offset: usize) -> [u8; 4] {
+/// Encodes the distance from `end`, the end of an instruction, to `offset`, as the instruction has it: 32 bits, little
+/// endian. Both are offsets from the table's start.
+const fn encode_distance(end: usize, offset: usize) -> [u8; 4] {
     (offset as i32 - end as i32).to_le_bytes()
 }

@@ -6,7 +6,7 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::thread_pointer::{hash_of, thread_pointer};
+use crate::thread_pointer::{hash_thread_pointer, thread_pointer};
 
 /// Maximum number of excluded threads at one time: memprof has 32 connections and a few other threads.
 const MAX_THREADS: usize = 128;
@@ -40,7 +40,7 @@ pub struct SamplerExclusion {
 
 impl SamplerExclusion {
     /// Excludes the calling thread until the guard is dropped. Has no effect if all cells are in use.
-    pub fn this_thread() -> Self {
+    pub fn for_this_thread() -> Self {
         Self { cell: claim_cell() }
     }
 }
@@ -60,13 +60,13 @@ pub fn exclude_this_thread() {
     }
 }
 
-/// Whether the calling thread is excluded from sampling. Costs one load for nearly every thread that is not.
+/// Returns whether the calling thread is excluded from sampling. Costs one load for nearly every thread that is not.
 pub(crate) fn is_excluded() -> bool {
     let own = thread_pointer();
     count_for_hash(own).load(Relaxed) != 0 && has_cell(own)
 }
 
-/// Whether the calling thread has a cell. Frees cells of ended threads that had its thread pointer.
+/// Returns whether the calling thread has a cell. Frees cells of ended threads that had its thread pointer.
 #[cold]
 #[inline(never)]
 fn has_cell(own: usize) -> bool {
@@ -97,7 +97,7 @@ fn claim_cell() -> Option<&'static ThreadCell> {
 
 /// Returns the counter of the cells whose threads share the hash of `pointer`.
 fn count_for_hash(pointer: usize) -> &'static AtomicU8 {
-    &CELLS_BY_HASH[hash_of(pointer, HASH_BITS)]
+    &CELLS_BY_HASH[hash_thread_pointer(pointer, HASH_BITS)]
 }
 
 /// Returns the id of the calling thread, by gettid(2).
@@ -106,7 +106,7 @@ fn current_tid() -> i64 {
     unsafe { libc::syscall(libc::SYS_gettid) }
 }
 
-/// Whether this process has no thread with that id. Also true if tgkill(2) fails for another reason.
+/// Returns whether this process has no thread with that id. Also true if tgkill(2) fails for another reason.
 fn has_ended(id: i64) -> bool {
     // SAFETY: getpid(2) reads a number.
     let process = unsafe { libc::getpid() };
@@ -159,8 +159,8 @@ mod tests {
 
     #[test]
     fn nested_exclusion_lasts_until_the_outer_guard_drops() {
-        let outer = SamplerExclusion::this_thread();
-        let inner = SamplerExclusion::this_thread();
+        let outer = SamplerExclusion::for_this_thread();
+        let inner = SamplerExclusion::for_this_thread();
         drop(inner);
         assert!(is_excluded());
         drop(outer);

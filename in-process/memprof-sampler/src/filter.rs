@@ -33,13 +33,14 @@ impl Filter {
         Self([const { AtomicU8::new(0) }; COUNTER_COUNT])
     }
 
-    /// Whether the address may be sampled, by its counter alone. Returns false only if no sample shares the counter.
+    /// Returns whether the address may be sampled, by its counter alone. Returns false only if no sample shares the
+    /// counter.
     #[inline(always)]
     pub(crate) fn may_hold(&self, address: usize) -> bool {
         self.counter(address).load(Relaxed) != 0
     }
 
-    /// Whether the address may be sampled, by its counter and tag. Returns false only if it is not sampled.
+    /// Returns whether the address may be sampled, by its counter and tag. Returns false only if it is not sampled.
     pub(crate) fn tag_may_hold(&self, address: usize) -> bool {
         let counter = self.counter(address).load(Relaxed);
         counter / ONE_SAMPLE > 1 || counter == ONE_SAMPLE | tag(address)
@@ -47,12 +48,12 @@ impl Filter {
 
     /// Counts an address as sampled. A counter that reaches [`MAX_COUNT`] stays there.
     pub(crate) fn add(&self, address: usize) {
-        self.change(address, |counter| counter.checked_add(ONE_SAMPLE));
+        self.update_counter(address, |counter| counter.checked_add(ONE_SAMPLE));
     }
 
     /// Counts an address as no longer sampled, unless its counter has reached [`MAX_COUNT`].
     pub(crate) fn subtract(&self, address: usize) {
-        self.change(address, |counter| counter.checked_sub(ONE_SAMPLE));
+        self.update_counter(address, |counter| counter.checked_sub(ONE_SAMPLE));
     }
 
     /// Sets all counters to 0. Samples added at the same time may be lost.
@@ -62,11 +63,11 @@ impl Filter {
         }
     }
 
-    /// Applies `to` to the address's counter and toggles its tag. A counter at [`MAX_COUNT`], or for which `to` returns
-    /// `None`, keeps its value.
-    fn change(&self, address: usize, to: impl Fn(u8) -> Option<u8>) {
+    /// Applies `change` to the address's counter, and toggles the address's tag in it. A counter at [`MAX_COUNT`], or
+    /// for which `change` returns `None`, keeps its value.
+    fn update_counter(&self, address: usize, change: impl Fn(u8) -> Option<u8>) {
         let next = |counter| {
-            let changed = to(counter).filter(|_| counter / ONE_SAMPLE != MAX_COUNT)?;
+            let changed = change(counter).filter(|_| counter / ONE_SAMPLE != MAX_COUNT)?;
             Some(changed ^ tag(address))
         };
         // The update fails only for a counter that keeps its value.

@@ -51,10 +51,10 @@ impl ForkSentinel {
         }
     }
 
-    /// Whether the calling process is the sampling process. A fork clears the mark, which shows that; without a mark,
-    /// the process id decides.
+    /// Returns whether the calling process is the sampling process, by the mark, which a fork clears. Without a mark,
+    /// the process id decides, which costs a system call.
     #[inline(always)]
-    pub(crate) fn is_current(&self) -> bool {
+    pub(crate) fn is_sampling_process(&self) -> bool {
         match self.mark() {
             Some(mark) => mark.load(Relaxed) == 1,
             None => self.id.load(Relaxed) == current_pid(),
@@ -100,7 +100,7 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: _exit(2) takes a number.
-            unsafe { libc::_exit(i32::from(process.is_current())) };
+            unsafe { libc::_exit(i32::from(process.is_sampling_process())) };
         }
         let mut status = 0;
         // SAFETY: waitpid(2): a child of this process, and room for a number.
@@ -117,9 +117,9 @@ mod tests {
         let without_mark = ForkSentinel::new();
         without_mark.id.store(current_pid(), Relaxed);
         for process in [marked, without_mark] {
-            assert!(process.is_current());
+            assert!(process.is_sampling_process());
             assert!(!child_is_current(&process));
-            assert!(process.is_current(), "the child's page is its own");
+            assert!(process.is_sampling_process(), "the child's page is its own");
         }
     }
 }

@@ -13,8 +13,8 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Whether a hook that has just claimed a cell may use the tables. The fences guarantee that either the hook sees
-    /// the closed gate, or the clearing thread sees the claim.
+    /// Returns whether a hook that has just claimed a cell may use the tables. The fences guarantee that either the
+    /// hook sees the closed gate, or the clearing thread sees the claim.
     pub(crate) fn may_pass(&self) -> bool {
         fence_after_exchange();
         !self.is_closed.load(Acquire)

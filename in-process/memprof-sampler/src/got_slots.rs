@@ -87,9 +87,8 @@ static SLOTS: AtomicPtr<PatchedSlot> = AtomicPtr::new(ptr::null_mut());
 /// Number of patched slots in the mapping.
 static SLOT_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Address of the `malloc` that serves the process, which the first loaded object that defines it provides. `None` if
-/// no object defines it. C code may see another address: in an executable that is not position independent, `&malloc`
-/// is an entry of its procedure linkage table.
+/// Returns the address of the `malloc` that serves the process: that of the first loaded object that defines it. `None` if
+/// none does. In an executable that is not position independent, `&malloc` in C is another: an entry of its linkage table.
 pub fn malloc_address() -> Option<usize> {
     let mut found = None;
     for_each_object(&mut |object| found = found.or_else(|| object.definition(c"malloc")));
@@ -122,7 +121,7 @@ impl GotSlots {
                 malloc,
                 is_program: object.path().is_empty(),
             });
-            tally::set_usable_size(object.definition(c"malloc_usable_size"));
+            tally::set_usable_size_function(object.definition(c"malloc_usable_size"));
             let is_libc = object.is_libc();
             entries = find_complete_entries(&object, &hooks);
             for hook in &mut hooks {
@@ -160,8 +159,8 @@ impl GotSlots {
         })
     }
 
-    /// Patched entry points of the provider of `malloc`, if all are complete. Its slots must then not be patched.
-    /// `None` if they are not patched: its slots are patched then.
+    /// Returns the patched entry points of the provider of `malloc`. `None` if one of them is not patched: GOT
+    /// slots are to be patched instead.
     pub fn patched_entries(&self) -> Option<&PatchedEntries> {
         self.entries.as_ref()
     }
@@ -171,13 +170,13 @@ impl GotSlots {
         self.provider
     }
 
-    /// Number of slots of the process that hold the address of a hook.
+    /// Returns the number of slots of the process that hold the address of a hook.
     pub fn patched_count(&self) -> usize {
         SLOT_COUNT.load(Acquire)
     }
 
-    /// Whether code can run under the loader's lock. Waits for the lock. False if another thread is patching and does
-    /// not end within a limit, or if two copies of this library are loaded, for example.
+    /// Returns whether code can run under the loader's lock. Waits for the lock. False if another thread is patching
+    /// for longer than [`PatchingGuard::acquire`] waits, or if two copies of this library are loaded, for example.
     pub fn can_lock_loader(&self) -> bool {
         let guard = PatchingGuard::acquire();
         guard.is_some() && with_loader_locked(&mut || {})
@@ -190,7 +189,7 @@ impl GotSlots {
         let _guard = PatchingGuard::acquire()?;
         let mut patched = PatchStats::default();
         let is_done = with_loader_locked(&mut || {
-            self.drop_unloaded();
+            self.drop_stale_slots();
             for_each_object(&mut |object| self.patch_object(&object, &mut patched));
         });
         patched.patched = self.patched_count();
@@ -284,21 +283,22 @@ impl GotSlots {
         is_patched.then(|| self.push_slot(slot)).is_some()
     }
 
-    /// Whether an object other than the C library defines a `malloc` different from the sampled one.
+    /// Returns whether an object other than the C library defines a `malloc` different from the sampled one.
     fn defines_another_malloc(&self, object: &ElfObject) -> bool {
         let malloc = object.definition(c"malloc");
         malloc.is_some_and(|malloc| malloc != self.provider.malloc) && !object.is_libc()
     }
 
-    /// Hook of a function by its name. `None` if there is no hook, or the allocator lacks the function.
+    /// Finds the hook of a function by its name. `None` if there is no hook, or the allocator lacks the function.
     fn find_hook(&self, name: &CStr) -> Option<&Hook> {
         let mut hooks = self.hooks.iter().chain(&self.loader_hooks);
         let hook = hooks.find(|hook| hook.name == name)?;
         (hook.definition != 0).then_some(hook)
     }
 
-    /// Drops slots that other code has changed, and those of unloaded objects, also if another one is there now.
-    fn drop_unloaded(&mut self) {
+    /// Drops from the list the slots that other code has changed, and those of unloaded objects, even if another object
+    /// is at their addresses now.
+    fn drop_stale_slots(&mut self) {
         let mut kept = 0;
         for_each_object(&mut |object| {
             let first = kept;
@@ -380,8 +380,8 @@ fn probe_chunk_headers(hooks: &[Hook]) {
     }
 }
 
-/// Whether a slot still holds a value from the dynamic linker. That is the address of the allocator's function, or of
-/// code in the object itself that looks the function up at the first call.
+/// Returns whether a slot still holds a value from the dynamic linker. That is the address of the allocator's function,
+/// or of code in the object itself that looks the function up at the first call.
 fn holds_allocator_function(
     object: &ElfObject,
     slot: &GotSlot<'_>,

@@ -64,7 +64,7 @@ pub use python_allocator::{PythonAllocator, PythonFunctions, UnwrappedPython};
 pub use remote_tables::{MARK, RemoteTables};
 pub use sampler::{
     LiveSample, SamplerError, SamplerStats, clear, counts, for_each_live, for_each_record,
-    interval, map_names, reset_in_child, start, stop,
+    interval, map_name_table, reset_in_child, start, stop,
 };
 pub use stack_table::{EVICTED, MAX_FRAMES, StackRecord, StackRecordId};
 pub use tally::{Tally, enable as enable_tally, tally};

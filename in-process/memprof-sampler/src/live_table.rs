@@ -42,16 +42,20 @@ impl LiveTable {
 
     /// Claims an empty cell for a sample. `None` if all tables are full, or the kernel has no memory for the next
     /// table.
-    pub(crate) fn claim_empty(&self, hash: AddressHash, address: usize) -> Option<ClaimedCell<'_>> {
+    pub(crate) fn claim_empty_cell(
+        &self,
+        hash: AddressHash,
+        address: usize,
+    ) -> Option<ClaimedCell<'_>> {
         (0..BUCKETS_PER_TABLE.len()).find_map(|generation| {
             let mut buckets = candidate_buckets(self.get_or_map_table(generation)?, hash);
-            buckets.find_map(|bucket| bucket.claim_empty(address))
+            buckets.find_map(|bucket| bucket.claim_empty_cell(address))
         })
     }
 
     /// Claims the cell of the sample at an address. `None` if there is no such sample, or another thread has claimed
     /// its cell.
-    pub(crate) fn claim_sample(
+    pub(crate) fn claim_sample_cell(
         &self,
         hash: AddressHash,
         address: usize,
@@ -59,13 +63,13 @@ impl LiveTable {
         let mut buckets = self
             .mapped_tables()
             .flat_map(|table| candidate_buckets(table, hash));
-        buckets.find_map(|bucket| bucket.claim_sample(address))
+        buckets.find_map(|bucket| bucket.claim_sample_cell(address))
     }
 
     /// Visits each sample with its address. May miss samples that are inserted or removed during the visits.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(usize, Sample)) {
         for bucket in self.mapped_tables().flatten() {
-            bucket.visit(&mut visit);
+            bucket.visit_samples(&mut visit);
         }
     }
 
@@ -91,14 +95,14 @@ impl LiveTable {
 
     /// Empties the cells that threads of the parent process had claimed. A forked child calls this, because those
     /// threads do not exist in it.
-    pub(crate) fn clear_claimed(&self) {
+    pub(crate) fn clear_claimed_cells(&self) {
         self.mapped_tables()
             .flatten()
-            .for_each(Bucket::clear_claimed);
+            .for_each(Bucket::clear_claimed_cells);
     }
 
-    /// Number of bytes mapped for the tables, touched or not.
-    pub(crate) fn bytes(&self) -> usize {
+    /// Returns the number of bytes mapped for the tables, touched or not.
+    pub(crate) fn mapped_bytes(&self) -> usize {
         self.mapped_tables().map(size_of_val).sum()
     }
 
@@ -205,13 +209,13 @@ mod tests {
 
     impl LiveTable {
         fn insert(&self, address: usize, sample: Sample) {
-            self.claim_empty(AddressHash::new(address), address)
+            self.claim_empty_cell(AddressHash::new(address), address)
                 .unwrap()
                 .fill(sample);
         }
 
         fn remove(&self, address: usize) -> Option<Sample> {
-            let claim = self.claim_sample(AddressHash::new(address), address)?;
+            let claim = self.claim_sample_cell(AddressHash::new(address), address)?;
             Some(claim.sample())
         }
     }

@@ -45,7 +45,7 @@ pub(crate) fn set_originals(definition: impl Fn(&CStr) -> Option<usize>) {
     }
 }
 
-/// Returns the hooks of all functions. Call it after [`set_originals`] for every object.
+/// Returns the hooks of the functions in [`NAMES`]. Call it after [`set_originals`] for every object.
 pub(crate) fn hooks() -> [Hook; HOOK_COUNT] {
     core::array::from_fn(|index| {
         let address = HOOKS[index] as *const () as usize;
@@ -60,7 +60,8 @@ pub(crate) fn hooks() -> [Hook; HOOK_COUNT] {
 }
 
 /// Calls [`before_call`] on an aligned stack, then jumps to the program's function. At the jump the stack is as the
-/// caller left it, because the loader finds the calling object by the return address.
+/// caller left it, because the loader finds the calling object by the return address. Of the registers for arguments
+/// only the first three are kept: no hooked function has more arguments.
 ///
 /// # Safety
 /// Only slots of function number `INDEX` hold this hook's address, and the original function was stored before.

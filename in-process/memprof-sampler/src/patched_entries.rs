@@ -50,7 +50,7 @@ impl PatchedEntries {
 
     /// Iterates over the tables of allocators that do not serve `malloc`. Skips a table without [`TABLE_MARK`], and one
     /// whose functions do not all begin with their jumps.
-    pub fn beside_malloc() -> impl Iterator<Item = Self> {
+    pub fn iter_beside_malloc() -> impl Iterator<Item = Self> {
         let tables = memprof_entry_tables.iter().filter_map(|word| {
             let table = word.load(Acquire) as *const EntryTable;
             // SAFETY: memprof-attach stored the address after it wrote the table, which stays for the life of the process.
@@ -60,14 +60,14 @@ impl PatchedEntries {
         tables.filter(Self::is_complete)
     }
 
-    /// Address of the table's first patched function; 0 if the table is empty.
+    /// Returns the address of the table's first patched function; 0 if the table is empty.
     pub fn first_function(&self) -> usize {
         self.entries()
             .first()
             .map_or(0, |entry| entry.function as usize)
     }
 
-    /// Whether all functions still begin with their jumps. False if memprof-attach was killed while it wrote
+    /// Returns whether all functions still begin with their jumps. False if memprof-attach was killed while it wrote
     /// them, or has restored the functions.
     pub fn is_complete(&self) -> bool {
         let mut entries = self.entries().iter().enumerate();
@@ -76,17 +76,18 @@ impl PatchedEntries {
         })
     }
 
-    /// Address at which a hook calls the function defined at `definition`. For a patched function this is the relocated
-    /// prologue, because the function itself jumps to the hook. An unpatched function is called at `definition`.
+    /// Returns the address at which a hook calls the function defined at `definition`. For a patched function this is
+    /// the relocated prologue, because the function itself jumps to the hook. An unpatched function is called at
+    /// `definition`.
     pub(crate) fn call_address(&self, definition: usize) -> usize {
-        let jump = jump_address(definition) as u64;
+        let jump = patched_jump_address(definition) as u64;
         let mut entries = self.entries().iter();
         let entry = entries.find(|entry| entry.function == jump);
         entry.map_or(definition, |entry| entry.moved as usize)
     }
 
-    /// Name of the allocator, known by the prefix of its functions. `None` if no prefix is known.
-    pub fn allocator(&self) -> Option<&'static str> {
+    /// Returns the name of the allocator, known by the prefix of its functions. `None` if no prefix is known.
+    pub fn allocator_name(&self) -> Option<&'static str> {
         self.entries().iter().find_map(|entry| {
             let mut known = PREFIXES.iter();
             let known = known.find(|(prefix, _)| entry.name().starts_with(prefix.as_bytes()))?;
@@ -104,7 +105,7 @@ impl PatchedEntries {
         }
     }
 
-    /// Number of functions whose trampolines jump to their hooks.
+    /// Returns the number of functions whose trampolines jump to their hooks.
     pub fn enabled_count(&self) -> usize {
         let enabled = self
             .entries()
@@ -139,27 +140,29 @@ impl PatchedEntries {
         }
     }
 
-    /// Rows of the table that are in use.
+    /// Returns the rows of the table that are in use.
     fn entries(&self) -> &[EntryRow] {
         let count = self.table.count as usize;
         self.table.entries.get(..count).unwrap_or_default()
     }
 
-    /// Address in this process of the trampoline of the row `index`.
+    /// Returns the address of the trampoline of the row `index` in this process.
     fn trampoline_address(&self, index: usize) -> usize {
         ptr::from_ref(self.table) as usize + trampoline_offset(index)
     }
 }
 
-/// Address at which memprof-attach writes a function's jump: after the `endbr64`, if the function begins with one.
-fn jump_address(function: usize) -> usize {
+/// Returns the address at which memprof-attach writes a function's jump: after the `endbr64`, if the function begins
+/// with one.
+fn patched_jump_address(function: usize) -> usize {
     const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
     // SAFETY: the caller passes the address of a function. Its code has at least four bytes, or other code follows.
     let first = unsafe { (function as *const [u8; 4]).read() };
     function + if first == ENDBR { ENDBR.len() } else { 0 }
 }
 
-/// Target of the jump at an address in code. `None` unless the instruction is a `jmp` with a 32-bit distance.
+/// Returns the target of the jump at an address in code. `None` unless the instruction is a `jmp` with a 32-bit
+/// distance.
 fn jump_target(function: usize) -> Option<usize> {
     // SAFETY: the caller passes an address in a function. Its code has at least five bytes there, or other code
     // follows.
@@ -178,7 +181,7 @@ fn jump_target(function: usize) -> Option<usize> {
 /// Finds the table through the trampoline to which a function jumps. `None` unless the jump, the trampoline and the
 /// table are as memprof-attach writes them.
 fn find_table(function: usize) -> Option<&'static EntryTable> {
-    let start = jump_target(jump_address(function))?;
+    let start = jump_target(patched_jump_address(function))?;
     let slot = start.wrapping_sub(HOOK_JUMP_SIZE);
     // SAFETY: a jump leads to code, which has at least one instruction. The first bytes are read in order, and reading
     // stops at the first byte that differs from memprof-attach's trampoline. The `jne` at its end leads to the slot's

@@ -13,7 +13,9 @@ use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::hooks::original_function;
-use crate::python_objects::{hooks, keep_originals, originals, set_object_leaf, set_recording};
+use crate::python_objects::{
+    hooks, originals, set_object_leaf, set_recording, store_originals_once,
+};
 
 /// `PYMEM_DOMAIN_MEM` and `PYMEM_DOMAIN_OBJ` of cpython/pymem.h.
 const DOMAINS: [c_int; 2] = [1, 2];
@@ -78,7 +80,7 @@ pub enum UnwrappedPython {
 }
 
 impl PythonAllocator {
-    /// Takes the addresses of the functions by which the interpreter returns and changes its allocators.
+    /// Converts the addresses of the functions by which the interpreter returns and changes its allocators.
     ///
     /// # Safety
     /// They are those of one `CPython`, 3.8 to 3.14, which stays loaded.
@@ -98,29 +100,29 @@ impl PythonAllocator {
 
     /// Installs the hooks, and samples objects from now on. Installs nothing if the hooks are there already. `leaf` is
     /// the frame that marks the stack of each object. Only one thread at a time may call this or
-    /// [`unwrap`](Self::unwrap), and no thread may fork meanwhile: from 3.12 on the interpreter's functions take a
-    /// mutex.
+    /// [`remove_hooks`](Self::remove_hooks), and no thread may fork meanwhile: from 3.12 on the interpreter's functions
+    /// take a mutex.
     ///
     /// # Errors
     /// The reason why nothing is sampled. Hooks that are below another tool's stay.
-    pub fn wrap(&self, leaf: usize) -> Result<(), UnwrappedPython> {
-        let installed = self.install(leaf);
+    pub fn install_hooks(&self, leaf: usize) -> Result<(), UnwrappedPython> {
+        let installed = self.install_around_pymalloc(leaf);
         set_recording(installed.is_ok());
         installed
     }
 
     /// Installs the hooks around pymalloc, unless they are there already, and sets the leaf frame of objects. Does not
     /// start to record samples. Fails if the interpreter was ended, or its objects do not come from pymalloc alone.
-    fn install(&self, leaf: usize) -> Result<(), UnwrappedPython> {
+    fn install_around_pymalloc(&self, leaf: usize) -> Result<(), UnwrappedPython> {
         if self.is_ended() {
             return Err(UnwrappedPython::Ended);
         }
-        let current = self.current();
+        let current = self.current_allocators();
         if !current.iter().all(is_wrapped) {
             self.require_pymalloc()?;
             let [memory, objects] = current;
             // The name is that of the same functions only if they did not change meanwhile.
-            let is_same = memory == objects && self.current() == current;
+            let is_same = memory == objects && self.current_allocators() == current;
             if !is_same {
                 return Err(UnwrappedPython::OtherHook);
             }
@@ -130,13 +132,13 @@ impl PythonAllocator {
             if !objects.functions.into_iter().all(is_own) {
                 return Err(UnwrappedPython::OtherAllocator);
             }
-            if !keep_originals(objects.functions) {
+            if !store_originals_once(objects.functions) {
                 return Err(UnwrappedPython::OtherHook);
             }
         }
         set_object_leaf(leaf);
-        let next = current.map(|before| before.with(hooks()));
-        let is_set = self.replace(current, next);
+        let next = current.map(|before| before.with_functions(hooks()));
+        let is_set = self.replace_allocators(current, next);
         is_set.then_some(()).ok_or(UnwrappedPython::OtherHook)
     }
 
@@ -145,25 +147,26 @@ impl PythonAllocator {
     ///
     /// Returns false if another tool has wrapped the hooks since: then all stay, and only pass calls on. Returns true
     /// with nothing removed if no hook was ever installed, or if the interpreter was ended. Only one thread at a time
-    /// may call it, and no thread may fork meanwhile, as for [`wrap`](Self::wrap).
-    pub fn unwrap(&self, keeps_frees: bool) -> bool {
+    /// may call it, and no thread may fork meanwhile, as for [`install_hooks`](Self::install_hooks).
+    pub fn remove_hooks(&self, keeps_frees: bool) -> bool {
         set_recording(false);
         if originals()[0] == 0 || self.is_ended() {
             return true;
         }
         let mut functions = originals();
         if keeps_frees {
+            // `realloc` and `free`.
             functions[2..].copy_from_slice(&hooks()[2..]);
         }
-        let current = self.current();
+        let current = self.current_allocators();
         let next = current.map(|before| match is_wrapped(&before) {
-            true => before.with(functions),
+            true => before.with_functions(functions),
             false => before,
         });
         let is_known = |allocator: &ObjectAllocator| {
             is_wrapped(allocator) || allocator.functions == originals()
         };
-        self.replace(current, next) && next.iter().all(is_known)
+        self.replace_allocators(current, next) && next.iter().all(is_known)
     }
 
     /// Stops the sampling of objects. The hooks stay installed, and see which samples are freed.
@@ -187,8 +190,8 @@ impl PythonAllocator {
         }
     }
 
-    /// Whether the interpreter was ended after it was seen to run. A program that is sampled from its start has not
-    /// initialized it yet.
+    /// Returns whether the interpreter has ended after an earlier call found it initialized; remembers whether it is.
+    /// An interpreter that was never initialized has not ended: the program may be sampled from its start.
     fn is_ended(&self) -> bool {
         // SAFETY: the function reads a word of the interpreter, at any time.
         let is_initialized = unsafe { (self.is_initialized)() } != 0;
@@ -196,7 +199,7 @@ impl PythonAllocator {
     }
 
     /// Returns the allocators that are set now for the two domains of [`DOMAINS`].
-    fn current(&self) -> [ObjectAllocator; 2] {
+    fn current_allocators(&self) -> [ObjectAllocator; 2] {
         DOMAINS.map(|domain| {
             let mut found = ObjectAllocator::default();
             // SAFETY: the function copies a structure to this one.
@@ -208,9 +211,9 @@ impl PythonAllocator {
     /// Replaces the allocators of the domains for which `next` differs from `before`. Returns false if another tool has
     /// set one of them meanwhile; then this call's changes are undone. `CPython` cannot compare and set at once: a tool
     /// that sets its hook within the nanoseconds between the two loses it.
-    fn replace(&self, before: [ObjectAllocator; 2], next: [ObjectAllocator; 2]) -> bool {
+    fn replace_allocators(&self, before: [ObjectAllocator; 2], next: [ObjectAllocator; 2]) -> bool {
         self.set_where_unchanged(before, next);
-        let now = self.current();
+        let now = self.current_allocators();
         if now == next {
             return true;
         }
@@ -226,7 +229,7 @@ impl PythonAllocator {
     /// longer the one in `before`.
     fn set_where_unchanged(&self, before: [ObjectAllocator; 2], next: [ObjectAllocator; 2]) {
         for (index, domain) in DOMAINS.into_iter().enumerate() {
-            if self.current()[index] != before[index] {
+            if self.current_allocators()[index] != before[index] {
                 return;
             }
             let mut next = next[index];
@@ -240,14 +243,14 @@ impl PythonAllocator {
 }
 
 impl ObjectAllocator {
-    /// The allocator with other functions for the same context.
-    fn with(self, functions: [usize; 4]) -> Self {
+    /// Returns the allocator with other functions for the same context.
+    fn with_functions(self, functions: [usize; 4]) -> Self {
         Self { functions, ..self }
     }
 }
 
-/// Whether an allocator's functions are memprof's hooks: all four, or only `realloc` and `free`, which see frees. False
-/// if another tool has wrapped them.
+/// Returns whether an allocator's functions are memprof's hooks: all four, or only `realloc` and `free`, which see
+/// frees. False if another tool has wrapped them.
 fn is_wrapped(allocator: &ObjectAllocator) -> bool {
     let ([malloc, calloc, realloc, free], own) = (hooks(), originals());
     let found = allocator.functions;
@@ -281,7 +284,7 @@ mod tests {
 
     unsafe extern "C" fn get(domain: c_int, found: *mut ObjectAllocator) {
         let allocators = DOMAIN_ALLOCATORS.lock().unwrap();
-        // SAFETY: `current` passes its own structure.
+        // SAFETY: `current_allocators` passes its own structure.
         unsafe { *found = allocators[domain as usize - 1] };
     }
 
@@ -324,48 +327,51 @@ mod tests {
             code: [0x10, 0x40],
             ..python
         };
-        assert_eq!(foreign.wrap(1), Err(UnwrappedPython::OtherAllocator));
+        assert_eq!(
+            foreign.install_hooks(1),
+            Err(UnwrappedPython::OtherAllocator)
+        );
         assert_eq!(allocators(), [PYMALLOC; 2]);
-        let wrapped = [PYMALLOC.with(hooks()); 2];
+        let wrapped = [PYMALLOC.with_functions(hooks()); 2];
         // Before the interpreter is initialized, and after that.
-        assert_eq!(python.wrap(1), Ok(()));
+        assert_eq!(python.install_hooks(1), Ok(()));
         assert_eq!(allocators(), wrapped);
         INITIALIZED.store(1, Relaxed);
         let sets = SETS.load(Relaxed);
-        assert_eq!(python.wrap(1), Ok(()));
+        assert_eq!(python.install_hooks(1), Ok(()));
         assert_eq!(SETS.load(Relaxed), sets, "nothing to set");
         // Another tool's restore, or the interpreter's, took them away.
         *DOMAIN_ALLOCATORS.lock().unwrap() = [PYMALLOC; 2];
-        assert_eq!(python.wrap(1), Ok(()));
+        assert_eq!(python.install_hooks(1), Ok(()));
         assert_eq!(allocators(), wrapped);
         // Frees are seen while sampling is off.
-        assert!(python.unwrap(true));
+        assert!(python.remove_hooks(true));
         assert_eq!(allocators()[0].functions[..2], PYMALLOC.functions[..2]);
         assert_eq!(allocators()[0].functions[2..], hooks()[2..]);
-        assert_eq!(python.wrap(1), Ok(()));
+        assert_eq!(python.install_hooks(1), Ok(()));
         assert_eq!(allocators(), wrapped);
         // Another tool's hook in one domain or in both.
         for other in [[OTHER, OTHER], [wrapped[0], OTHER], [OTHER, PYMALLOC]] {
             *DOMAIN_ALLOCATORS.lock().unwrap() = other;
-            assert_eq!(python.wrap(1), Err(UnwrappedPython::OtherHook));
+            assert_eq!(python.install_hooks(1), Err(UnwrappedPython::OtherHook));
             assert_eq!(allocators(), other);
         }
         *DOMAIN_ALLOCATORS.lock().unwrap() = [wrapped[0], OTHER];
-        assert!(!python.unwrap(false));
+        assert!(!python.remove_hooks(false));
         assert_eq!(allocators(), [PYMALLOC, OTHER]);
         // Another tool sets its hook in the domain that was just set, or in the next one.
         for (domain, left) in [(0, [OTHER, PYMALLOC]), (1, [PYMALLOC, OTHER])] {
             *DOMAIN_ALLOCATORS.lock().unwrap() = [PYMALLOC; 2];
             INTRUDED.store(domain, Relaxed);
-            assert_eq!(python.wrap(1), Err(UnwrappedPython::OtherHook));
+            assert_eq!(python.install_hooks(1), Err(UnwrappedPython::OtherHook));
             assert_eq!(allocators(), left);
         }
         *DOMAIN_ALLOCATORS.lock().unwrap() = [PYMALLOC; 2];
-        assert_eq!(python.wrap(1), Ok(()));
+        assert_eq!(python.install_hooks(1), Ok(()));
         // An interpreter that was ended is left alone.
         INITIALIZED.store(0, Relaxed);
-        assert_eq!(python.wrap(1), Err(UnwrappedPython::Ended));
-        assert!(python.unwrap(false));
+        assert_eq!(python.install_hooks(1), Err(UnwrappedPython::Ended));
+        assert!(python.remove_hooks(false));
         assert_eq!(allocators(), wrapped);
     }
 }

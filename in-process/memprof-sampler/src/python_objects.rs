@@ -9,7 +9,7 @@ use core::sync::atomic::{
 
 use crate::countdown::{self, count_down, start_next_countdown};
 use crate::hooks::original_function;
-use crate::sampler::{may_be_sample, record_stack, remove_sample, restore_sample};
+use crate::sampler::{may_be_sample, record_sample_with_leaf, remove_sample, restore_sample};
 
 /// `SMALL_REQUEST_THRESHOLD` of obmalloc.c, from 3.8 to 3.14. Larger requests go on to malloc, whose hooks count them.
 const MAX_PYMALLOC: usize = 512;
@@ -25,7 +25,7 @@ static OBJECT_LEAF: AtomicUsize = AtomicUsize::new(0);
 /// objects must not have some.
 static RECORDS: AtomicBool = AtomicBool::new(false);
 
-/// Addresses of the hooks, in the order of [`ORIGINALS`].
+/// Returns the addresses of the hooks, in the order of [`ORIGINALS`].
 pub(crate) fn hooks() -> [usize; 4] {
     [
         malloc as *const () as usize,
@@ -35,14 +35,14 @@ pub(crate) fn hooks() -> [usize; 4] {
     ]
 }
 
-/// Addresses of pymalloc's functions, in the order of [`ORIGINALS`]; zeros before they were stored.
+/// Returns the addresses of pymalloc's functions, in the order of [`ORIGINALS`]; zeros before they were stored.
 pub(crate) fn originals() -> [usize; 4] {
     ORIGINALS.each_ref().map(|function| function.load(Relaxed))
 }
 
 /// Stores the addresses of pymalloc's functions, in the order of [`ORIGINALS`]. Returns false if others are stored, or
 /// if one is 0.
-pub(crate) fn keep_originals(functions: [usize; 4]) -> bool {
+pub(crate) fn store_originals_once(functions: [usize; 4]) -> bool {
     ORIGINALS.iter().zip(functions).all(|(original, function)| {
         // No hook is installed while one of them is 0.
         let before = original.compare_exchange(0, function, Relaxed, Relaxed);
@@ -65,20 +65,21 @@ type Calloc = unsafe extern "C" fn(usize, usize, usize) -> usize;
 type Realloc = unsafe extern "C" fn(usize, usize, usize) -> usize;
 type Free = unsafe extern "C" fn(usize, usize);
 
-/// Returns the function of pymalloc with the number `index` in [`ORIGINALS`].
+/// Returns the function of pymalloc with the number `index`, 0 to 3, in [`ORIGINALS`].
 ///
 /// # Safety
 /// `F` is its type.
 #[inline(always)]
-unsafe fn original<F: Copy>(index: usize) -> F {
-    // SAFETY: the caller names the type. `keep_originals` stored the function before any hook was installed.
+unsafe fn pymalloc_function<F: Copy>(index: usize) -> F {
+    // SAFETY: the caller names the type. `store_originals_once` stored the function before any hook was installed. The
+    // mask spares the code for an index out of bounds: a hook must not panic.
     unsafe { original_function(ORIGINALS[index & 3].load(Relaxed)) }
 }
 
 /// Samples an object of `size` bytes at `block`, with the stack of this call, unless objects are not sampled now.
 fn record_object(block: usize, size: usize) {
     if RECORDS.load(Relaxed) {
-        record_stack(block, size, OBJECT_LEAF.load(Relaxed));
+        record_sample_with_leaf(block, size, OBJECT_LEAF.load(Relaxed));
     }
 }
 
@@ -92,7 +93,7 @@ unsafe extern "C" fn malloc(context: usize, size: usize) -> usize {
         return unsafe { sampled_malloc(context, size) };
     }
     // SAFETY: pymem.h gives the type.
-    let call = unsafe { original::<Malloc>(0) };
+    let call = unsafe { pymalloc_function::<Malloc>(0) };
     // SAFETY: the hook's caller passed these arguments for this function.
     unsafe { call(context, size) }
 }
@@ -106,7 +107,7 @@ unsafe extern "C" fn malloc(context: usize, size: usize) -> usize {
 unsafe extern "C" fn sampled_malloc(context: usize, size: usize) -> usize {
     let is_due = start_next_countdown(size);
     // SAFETY: pymem.h gives the type.
-    let call = unsafe { original::<Malloc>(0) };
+    let call = unsafe { pymalloc_function::<Malloc>(0) };
     // SAFETY: the caller guarantees it.
     let block = unsafe { call(context, size) };
     if is_due {
@@ -123,7 +124,7 @@ unsafe extern "C" fn calloc(context: usize, count: usize, size: usize) -> usize 
         return unsafe { sampled_calloc(context, count, size) };
     }
     // SAFETY: pymem.h gives the type.
-    let call = unsafe { original::<Calloc>(1) };
+    let call = unsafe { pymalloc_function::<Calloc>(1) };
     // SAFETY: the hook's caller passed these arguments for this function.
     unsafe { call(context, count, size) }
 }
@@ -139,7 +140,7 @@ unsafe extern "C" fn sampled_calloc(context: usize, count: usize, size: usize) -
     let bytes = count.saturating_mul(size);
     let is_due = start_next_countdown(bytes);
     // SAFETY: pymem.h gives the type.
-    let call = unsafe { original::<Calloc>(1) };
+    let call = unsafe { pymalloc_function::<Calloc>(1) };
     // SAFETY: the caller guarantees it.
     let block = unsafe { call(context, count, size) };
     if is_due {
@@ -151,13 +152,13 @@ unsafe extern "C" fn sampled_calloc(context: usize, count: usize, size: usize) -
 /// Hook of pymalloc's realloc. Removes the sample of the old block, and restores it if the call fails. Counts the new
 /// block if it is a small object.
 ///
-/// One case must not be counted twice. A block that malloc serves stays there when it shrinks to that size, and the
-/// hooks of malloc have counted it. That shows by a changed countdown.
+/// A shrunk block must not be counted twice: if malloc served the old block, it also serves the smaller one, and the
+/// hooks of malloc have counted it. A changed countdown shows that.
 unsafe extern "C" fn realloc(context: usize, old: usize, size: usize) -> usize {
     // SAFETY: pymem.h gives the type.
-    let call = unsafe { original::<Realloc>(2) };
+    let call = unsafe { pymalloc_function::<Realloc>(2) };
     let removed = may_be_sample(old).then(|| remove_sample(old)).flatten();
-    let before = countdown::remaining();
+    let before = countdown::remaining_bytes();
     // SAFETY: the hook's caller passed these arguments for this function.
     let block = unsafe { call(context, old, size) };
     match removed {
@@ -165,7 +166,7 @@ unsafe extern "C" fn realloc(context: usize, old: usize, size: usize) -> usize {
         Some(removed) if block == 0 => restore_sample(old, removed),
         _ => {}
     }
-    let is_new = block != 0 && size <= MAX_PYMALLOC && countdown::remaining() == before;
+    let is_new = block != 0 && size <= MAX_PYMALLOC && countdown::remaining_bytes() == before;
     if is_new && !count_down(size) && start_next_countdown(size) {
         record_object(block, size);
     }
@@ -179,7 +180,7 @@ unsafe extern "C" fn free(context: usize, block: usize) {
         return unsafe { free_sample(context, block) };
     }
     // SAFETY: pymem.h gives the type.
-    let call = unsafe { original::<Free>(3) };
+    let call = unsafe { pymalloc_function::<Free>(3) };
     // SAFETY: the hook's caller passed these arguments for this function.
     unsafe { call(context, block) }
 }
@@ -194,7 +195,7 @@ unsafe extern "C" fn free_sample(context: usize, block: usize) {
     // Removed before the call: once the block is free, another thread may get the same address.
     remove_sample(block);
     // SAFETY: pymem.h gives the type.
-    let call = unsafe { original::<Free>(3) };
+    let call = unsafe { pymalloc_function::<Free>(3) };
     // SAFETY: the caller guarantees it.
     unsafe { call(context, block) }
 }

@@ -22,9 +22,9 @@ pub struct RemoteTables {
 }
 
 impl RemoteTables {
-    /// Reads the interval and the addresses that follow a mark. `word` reads eight bytes of the process. `None` if
-    /// sampling was never on there, or memory is unreadable.
-    pub fn read_after(mark: u64, mut word: impl FnMut(u64) -> Option<u64>) -> Option<Self> {
+    /// Reads the interval and the addresses that follow the [`MARK`] at the address `mark`. `word` reads eight bytes of
+    /// the process. `None` if sampling was never on there, or memory is unreadable.
+    pub fn read_after_mark(mark: u64, mut word: impl FnMut(u64) -> Option<u64>) -> Option<Self> {
         let mut next = mark.wrapping_add(MARK.len() as u64);
         let mut field = || {
             let field = word(next)?;
@@ -50,8 +50,8 @@ impl RemoteTables {
         self.interval
     }
 
-    /// Address ranges of the live tables. They contain addresses of sampled blocks, which do not count as references to
-    /// the blocks.
+    /// Returns the address ranges of the live tables. They contain addresses of sampled blocks, which do not count as
+    /// references to the blocks.
     pub fn address_ranges(&self) -> impl Iterator<Item = Range<u64>> {
         table_ranges(self.tables)
     }

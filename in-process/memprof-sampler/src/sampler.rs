@@ -112,7 +112,7 @@ pub fn start(interval: u64) -> Result<(), SamplerError> {
 ///
 /// # Errors
 /// `NoMemory`: the kernel has no memory for it.
-pub fn map_names() -> Result<(), SamplerError> {
+pub fn map_name_table() -> Result<(), SamplerError> {
     static MAPPED: AtomicBool = AtomicBool::new(false);
     if MAPPED.load(Relaxed) {
         return Ok(());
@@ -129,7 +129,7 @@ pub fn stop() {
     countdown::set_interval(0);
 }
 
-/// Mean bytes between samples; 0 while sampling is stopped.
+/// Returns the mean bytes between samples; 0 while sampling is stopped.
 pub fn interval() -> u64 {
     countdown::interval()
 }
@@ -174,8 +174,8 @@ pub fn reset_in_child() {
     SAMPLING_PROCESS.adopt_process();
     tally::reset_in_child();
     patching_guard::release_in_child();
-    TABLES.live.clear_claimed();
-    Workspace::enter_child();
+    TABLES.live.clear_claimed_cells();
+    Workspace::release_all_in_child();
     countdown::reset_in_child();
     GATE.open();
 }
@@ -220,11 +220,11 @@ pub fn counts() -> SamplerStats {
         live_samples: live,
         lost,
         unseen_frees: UNSEEN_FREES.load(Relaxed),
-        table_bytes: (TABLES.live.bytes() + TABLES.records.bytes()) as u64,
+        table_bytes: (TABLES.live.mapped_bytes() + TABLES.records.used_bytes()) as u64,
     }
 }
 
-/// Whether a block may be sampled, by one load from the filter. False only if the block is not sampled.
+/// Returns whether a block may be sampled, by one load from the filter. False only if the block is not sampled.
 #[inline(always)]
 pub(crate) fn may_be_sample(block: usize) -> bool {
     FILTER.may_hold(block)
@@ -246,13 +246,11 @@ pub(crate) fn remove_sample(block: usize) -> Option<RemovedSample> {
     if block == 0 || !FILTER.tag_may_hold(block) {
         return None;
     }
-    let claim = TABLES.live.claim_sample(AddressHash::new(block), block)?;
-    let record = count_freed(&claim);
+    let hash = AddressHash::new(block);
+    let claim = TABLES.live.claim_sample_cell(hash, block)?;
+    let (sample, record) = (claim.sample(), count_freed(&claim));
     probes::fire_free(block);
-    Some(RemovedSample {
-        sample: claim.sample(),
-        record,
-    })
+    Some(RemovedSample { sample, record })
 }
 
 /// Counts a sample as freed, in the filter and the stack table. Returns the id of its stack record.
@@ -263,7 +261,7 @@ fn count_freed(claim: &ClaimedCell<'_>) -> StackRecordId {
 }
 
 /// Restores a sample that [`remove_sample`] removed, because its block was not freed after all. Counts it as lost if
-/// its record was evicted in the meantime or no cell is free.
+/// its record was evicted in the meantime or no cell is free. Drops it while the tables are being cleared.
 #[cold]
 #[inline(never)]
 pub(crate) fn restore_sample(block: usize, removed: RemovedSample) {
@@ -280,15 +278,15 @@ pub(crate) fn restore_sample(block: usize, removed: RemovedSample) {
 /// while sampling is stopped, or in a forked child before [`reset_in_child`].
 #[inline(always)]
 pub(crate) fn record_sample(block: usize, size: usize) {
-    record_stack(block, size, 0);
+    record_sample_with_leaf(block, size, 0);
 }
 
 /// Samples a block with the stack of this call, or counts it as lost. Does nothing for null, while sampling is stopped,
 /// or in a forked child before [`reset_in_child`]. A `leaf` other than 0 precedes the recorded stack.
 #[cold]
 #[inline(never)]
-pub(crate) fn record_stack(block: usize, size: usize, leaf: usize) {
-    if block == 0 || countdown::interval() == 0 || !SAMPLING_PROCESS.is_current() {
+pub(crate) fn record_sample_with_leaf(block: usize, size: usize, leaf: usize) {
+    if block == 0 || countdown::interval() == 0 || !SAMPLING_PROCESS.is_sampling_process() {
         return;
     }
     let Some(claim) = claim_cell(block) else {
@@ -301,7 +299,7 @@ pub(crate) fn record_stack(block: usize, size: usize, leaf: usize) {
     // SAFETY: registers of this function, whose frame stays during the walk.
     let (count, walk_end) = unsafe { walk_this_thread(start, saved, &mut workspace) };
     // SAFETY: this walk wrote `count` frames.
-    let (walked, stack_pointers, scratch) = unsafe { workspace.walked(count) };
+    let (walked, stack_pointers, scratch) = unsafe { workspace.walked_frames(count) };
     let own = own_code();
     let is_own = |frame: &&usize| own.contains(*frame);
     // The walk starts in memprof's own functions.
@@ -352,7 +350,7 @@ fn claim_cell(block: usize) -> Option<ClaimedCell<'static>> {
     if may_be_sample(block) && remove_sample(block).is_some() {
         UNSEEN_FREES.fetch_add(1, Relaxed);
     }
-    let claim = TABLES.live.claim_empty(AddressHash::new(block), block);
+    let claim = TABLES.live.claim_empty_cell(AddressHash::new(block), block);
     if claim.is_none() {
         count_lost();
     }
@@ -373,7 +371,7 @@ fn count_lost() {
     LOST.fetch_add(1, Relaxed);
 }
 
-/// Registers with which a stack walk starts: those of the caller, into which this function is inlined.
+/// Returns the registers with which a stack walk starts: those of the caller, into which this function is inlined.
 #[inline(always)]
 fn caller_registers() -> (Registers, SavedRegisters) {
     let (pc, sp, bp);
@@ -438,7 +436,7 @@ mod tests {
         let find =
             unsafe { core::mem::transmute::<*mut libc::c_void, memprof_unwind::FindObject>(find) };
         // SAFETY: getauxval(3) reads a constant of this process.
-        memprof_unwind::prepare(find, unsafe { libc::getauxval(libc::AT_RANDOM) } as usize);
+        memprof_unwind::prepare_walks(find, unsafe { libc::getauxval(libc::AT_RANDOM) } as usize);
         start(1 << 20).unwrap();
         let mut live = HashMap::new();
         let mut state = 1_u64;
@@ -462,7 +460,8 @@ mod tests {
                 live.insert(block, size);
             }
         }
-        let remote = RemoteTables::read_after(&raw const TABLES as u64, read_own_word).unwrap();
+        let remote =
+            RemoteTables::read_after_mark(&raw const TABLES as u64, read_own_word).unwrap();
         assert_eq!(remote.interval(), 1 << 20);
         let mut buffer = [0; MAX_FRAMES];
         for block in live.keys() {

@@ -32,7 +32,7 @@ use evicted::Evicted;
 use life::Life;
 use segments::{
     FREED_BYTES, FREED_OBJECTS, FrameCursor, HASH, NEXT, PEAK, PEAK_BYTES, PEAK_OBJECTS, SHAPE,
-    Segments, TOTAL_BYTES, TOTAL_OBJECTS, WORD_COUNT, frames, offset, word,
+    Segments, TOTAL_BYTES, TOTAL_OBJECTS, WORD_COUNT, frame_words, word, word_offset,
 };
 
 use crate::mapping;
@@ -132,6 +132,7 @@ impl StackTable {
             .map_while(|_| mapped.select_evictable(hash))
             .any(|idle| self.evict(mapped.words, &idle))
     }
+
     /// Evicts a record, adds its totals to the sums of its size class, and frees its segments. Returns false if the
     /// record has a user again.
     fn evict(&self, words: &[AtomicU64], idle: &IdleRecord<'_>) -> bool {
@@ -214,7 +215,7 @@ impl StackTable {
         };
         let mut buffer = [0; MAX_FRAMES];
         for record in mapped.records() {
-            if let Some(record) = mapped.read(record, &mut buffer) {
+            if let Some(record) = mapped.read_record(record, &mut buffer) {
                 visit(record);
             }
         }
@@ -269,12 +270,12 @@ impl StackTable {
         self.segments.clear();
     }
 
-    /// Size of the cells and of all segments that were ever used, in bytes.
-    pub(crate) fn bytes(&self) -> usize {
+    /// Returns the size of the cells and of all segments that were ever used, in bytes.
+    pub(crate) fn used_bytes(&self) -> usize {
         if self.cells.load(Relaxed).is_null() {
             return 0;
         }
-        CELL_COUNT * size_of::<u64>() + self.segments.bytes()
+        CELL_COUNT * size_of::<u64>() + self.segments.used_bytes()
     }
 
     /// Returns the table's memory. `None` before [`Self::map_memory`].
@@ -303,7 +304,7 @@ fn write_record(words: &[AtomicU64], record: u32, key: &StackKey<'_>) -> Option<
     for (index, value) in head.chain([(HASH, key.hash), (SHAPE, key.shape)]) {
         word(words, record, index)?.store(value, Relaxed);
     }
-    for (word, frame) in frames(words, record).zip(key.frames) {
+    for (word, frame) in frame_words(words, record).zip(key.frames) {
         word.store(*frame as u64, Relaxed);
     }
     Some(())
@@ -342,7 +343,7 @@ pub(crate) fn read_remote_frames(
     mut word: impl FnMut(u64) -> Option<u64>,
     buffer: &mut [u64; MAX_FRAMES],
 ) -> Option<&[u64]> {
-    let mut word = |segment, index| word(words.wrapping_add(offset(segment, index)));
+    let mut word = |segment, index| word(words.wrapping_add(word_offset(segment, index)));
     let (hash, shape) = (word(record, HASH)?, word(record, SHAPE)?);
     // The lower half of the shape is the number of frames.
     let frames = buffer.get_mut(..shape as u32 as usize)?;
@@ -427,7 +428,7 @@ mod tests {
         }
         let least = segments::SEGMENT_COUNT / 8;
         assert!((least..CELL_COUNT).contains(&interned), "{interned}");
-        assert!(records.bytes() <= WORD_COUNT * 8 + CELL_COUNT * 8);
+        assert!(records.used_bytes() <= WORD_COUNT * 8 + CELL_COUNT * 8);
     }
 
     /// Adds samples, each with another stack of `depth` frames. Keeps one of `every` samples, and removes the others at
@@ -481,7 +482,7 @@ mod tests {
             let expected = [live, 100 * live, SAMPLES, 100 * SAMPLES];
             assert_eq!(sums(&records), expected, "{every} {depth}");
             assert_eq!(records.count_objects(), (live, SAMPLES));
-            assert!(records.bytes() <= WORD_COUNT * 8 + CELL_COUNT * 8);
+            assert!(records.used_bytes() <= WORD_COUNT * 8 + CELL_COUNT * 8);
         };
         check(u64::MAX, 23);
         check(100, 23);

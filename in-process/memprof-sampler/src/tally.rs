@@ -12,7 +12,7 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 
-use crate::thread_pointer::{hash_of, thread_pointer};
+use crate::thread_pointer::{hash_thread_pointer, thread_pointer};
 
 /// Live bytes that a thread accumulates before it adds them to the shared sum.
 const BATCH_BYTES: i64 = 4096;
@@ -91,14 +91,14 @@ fn sum_totals() -> Tally {
     }
 }
 
-/// Whether all allocations of this process are counted.
+/// Returns whether all allocations of this process are counted.
 pub(crate) fn is_enabled() -> bool {
     IS_ENABLED.load(Relaxed)
 }
 
 /// Stores the address of the allocator's `malloc_usable_size`. `None` if the allocator lacks it: [`tally`] then returns
 /// `None`.
-pub(crate) fn set_usable_size(function: Option<usize>) {
+pub(crate) fn set_usable_size_function(function: Option<usize>) {
     USABLE_SIZE.store(function.unwrap_or(0), Relaxed);
 }
 
@@ -140,8 +140,8 @@ pub(crate) fn reset_in_child() {
     PEAK_BYTES.store(0, Relaxed);
 }
 
-/// Usable bytes of a block; 0 for null. Reads the chunk header if [`probe_chunk_headers`] found headers reliable,
-/// otherwise calls `malloc_usable_size`.
+/// Returns the usable bytes of a block; 0 for null. Reads the chunk header if [`probe_chunk_headers`] found headers
+/// reliable, otherwise calls `malloc_usable_size`.
 #[inline(always)]
 pub(crate) fn block_size(block: usize) -> i64 {
     if HAS_HEADERS.load(Relaxed)
@@ -152,7 +152,8 @@ pub(crate) fn block_size(block: usize) -> i64 {
     usable_size(block)
 }
 
-/// Usable bytes by glibc's chunk header. `None` for null, and for a chunk that is its own mapping.
+/// Reads the usable bytes of a block from glibc's chunk header. `None` for null, and for a chunk that is its own
+/// mapping.
 #[inline(always)]
 fn chunk_size(block: usize) -> Option<i64> {
     let word = block.checked_sub(size_of::<usize>())? as *const AtomicUsize;
@@ -162,7 +163,8 @@ fn chunk_size(block: usize) -> Option<i64> {
     (word & MAPPED_FLAG == 0).then_some(size as i64)
 }
 
-/// Usable bytes by the allocator's `malloc_usable_size`; 0 for null, or if the allocator lacks that function.
+/// Returns the usable bytes of a block by the allocator's `malloc_usable_size`; 0 for null, or if the allocator lacks
+/// that function.
 #[inline(always)]
 fn usable_size(block: usize) -> i64 {
     let function = USABLE_SIZE.load(Relaxed);
@@ -254,7 +256,7 @@ fn flush_pending(totals: &ThreadTotals) {
 fn with_thread_totals(change: impl FnOnce(&ThreadTotals, AddMode)) {
     const BITS: u32 = MAX_THREADS.ilog2();
     let thread = thread_pointer();
-    let hash = hash_of(thread, BITS);
+    let hash = hash_thread_pointer(thread, BITS);
     let first = &THREADS[hash];
     if first.owner.load(Relaxed) == thread {
         return change(first, AddMode::Exclusive);
@@ -300,7 +302,7 @@ mod tests {
 
     #[test]
     fn chunk_size_equals_usable_size_of_glibc() {
-        set_usable_size(Some(libc::malloc_usable_size as *const () as usize));
+        set_usable_size_function(Some(libc::malloc_usable_size as *const () as usize));
         // SAFETY: both are of the C library.
         unsafe { probe_chunk_headers(libc::malloc, libc::free) };
         assert!(HAS_HEADERS.load(Relaxed), "of this C library");

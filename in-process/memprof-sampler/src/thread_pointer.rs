@@ -17,7 +17,7 @@ pub(crate) fn thread_pointer() -> usize {
 
 /// Returns the hash of a thread pointer, in `bits` bits.
 #[inline(always)]
-pub(crate) fn hash_of(thread: usize, bits: u32) -> usize {
+pub(crate) fn hash_thread_pointer(thread: usize, bits: u32) -> usize {
     // Control blocks are aligned to 64 bytes.
     mix_fast(thread as u64 >> 6, bits)
 }

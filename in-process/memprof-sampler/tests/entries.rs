@@ -140,9 +140,9 @@ fn registered_table_is_beside_malloc_once_it_is_complete() {
     let mut program = Program::new(&functions.map(|(name, shape)| (name, shape, vec![RET])));
     memprof_entry_tables[3].store(program.address(0), Relaxed);
     program.write_jump(0);
-    assert_eq!(PatchedEntries::beside_malloc().count(), 0);
+    assert_eq!(PatchedEntries::iter_beside_malloc().count(), 0);
     program.write_jump(1);
-    let entries = PatchedEntries::beside_malloc().next().unwrap();
+    let entries = PatchedEntries::iter_beside_malloc().next().unwrap();
     assert_eq!(
         entries.first_function(),
         program.address(program.function(0))

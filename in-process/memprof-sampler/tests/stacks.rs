@@ -202,7 +202,7 @@ fn prepare_walks() {
     // SAFETY: dlfcn.h gives the function of this name this type.
     let find = unsafe { transmute::<*mut libc::c_void, memprof_unwind::FindObject>(find) };
     // SAFETY: getauxval(3) reads a constant of this process.
-    memprof_unwind::prepare(find, unsafe { libc::getauxval(libc::AT_RANDOM) } as usize);
+    memprof_unwind::prepare_walks(find, unsafe { libc::getauxval(libc::AT_RANDOM) } as usize);
 }
 
 static MALLOC: AtomicUsize = AtomicUsize::new(0);

@@ -177,7 +177,7 @@ impl CfiRow {
         use CallFrameInstruction as I;
         let RegisterRules { cfa, .. } = &mut self.state;
         match instruction {
-            I::DefCfa { register, offset } => *cfa = register_and_offset(register, offset)?,
+            I::DefCfa { register, offset } => *cfa = register_plus_offset_rule(register, offset)?,
             I::DefCfaSf {
                 register,
                 factored_offset,
@@ -259,7 +259,7 @@ impl CfiRow {
                 expression,
             } => (register, R::ValExpression(expression)),
             I::Restore { register } => {
-                let initial = self.initial.as_mut()?.rule_of(register);
+                let initial = self.initial.as_mut()?.rule_mut(register);
                 let Some(rule) = initial.cloned() else {
                     return Some(());
                 };
@@ -267,7 +267,7 @@ impl CfiRow {
             }
             _ => return None,
         };
-        if let Some(own) = self.state.rule_of(register) {
+        if let Some(own) = self.state.rule_mut(register) {
             *own = rule;
         }
         Some(())
@@ -275,7 +275,7 @@ impl CfiRow {
 }
 
 /// Returns the CFA rule "register plus offset". `None` if the offset does not fit into an `i64`.
-fn register_and_offset(register: Register, offset: u64) -> Option<CfaRule<usize>> {
+fn register_plus_offset_rule(register: Register, offset: u64) -> Option<CfaRule<usize>> {
     let offset = offset.try_into().ok()?;
     Some(CfaRule::RegisterAndOffset { register, offset })
 }

@@ -30,8 +30,8 @@ pub(crate) fn leaf_if_equal(own: &WalkedStack<'_>, saved: &WalkedStack<'_>) -> O
     is_equal.then(|| leaf.copied().unwrap_or(0))
 }
 
-/// Whether two frames belong to the same code. For a function that a signal interrupted, the saved walker reports the
-/// address of the interruption, and memprof's walker the address after it.
+/// Returns whether two frames belong to the same code. For a function that a signal interrupted, the saved walker
+/// reports the address of the interruption, and memprof's walker the address after it.
 fn is_same_frame(own: usize, saved: usize) -> bool {
     own == saved || own == saved.wrapping_add(1)
 }

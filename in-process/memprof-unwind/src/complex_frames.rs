@@ -52,7 +52,7 @@ impl ComplexFrames {
 
     /// Returns the registers of the caller of frame number `depth`, as
     /// [`RuleSource::caller_by_complex_rule`](crate::RuleSource::caller_by_complex_rule) does. `find` is the loader's
-    /// function.
+    /// `_dl_find_object`.
     ///
     /// First uses only the registers in `callee`. If they do not suffice, walks with all registers from the start of
     /// the stack to this frame. `None` if that fails too, or if the two walks disagree about the frame.
@@ -73,7 +73,7 @@ impl ComplexFrames {
             return caller.walk_registers();
         }
         if let Some((start, saved)) = self.start.take() {
-            self.registers = RegisterFile::new(start, saved);
+            self.registers = RegisterFile::from_all_registers(start, saved);
             (self.depth, self.into_call) = (0, 1);
         }
         while self.depth < depth {
@@ -134,7 +134,8 @@ fn unwind_step<M: StackReader>(
     step.caller
 }
 
-/// Runs the [`UnwindStep`] at an address. Returns 0, which has no meaning.
+/// Runs the [`UnwindStep`] at an address. Returns 0 for the bits of a rule that [`SpareStack::call`] expects; the
+/// result is in the step.
 extern "C" fn run_step<M: StackReader>(step: usize) -> u32 {
     // SAFETY: `unwind_step` passes the address of its variable, and does not use the variable during the call.
     let step = unsafe { &mut *(step as *mut UnwindStep<'_, M>) };

@@ -38,7 +38,7 @@ impl ValueStack {
 
 /// Returns the value of an expression. `initial`, if given, is on its stack at the start. `None` if it needs an unknown
 /// register or unreadable memory, or is invalid or too long.
-pub(crate) fn evaluate(
+pub(crate) fn evaluate_expression(
     bytes: &[u8],
     initial: Option<usize>,
     registers: &RegisterFile,
@@ -73,7 +73,7 @@ pub(crate) fn evaluate(
     None
 }
 
-/// Runs one operation other than a jump. `None` under the conditions of [`evaluate`].
+/// Runs one operation other than a jump. `None` under the conditions of [`evaluate_expression`].
 fn run_operation(
     operation: gimli::DwOp,
     rest: &mut EndianSlice<'_, NativeEndian>,
@@ -127,7 +127,8 @@ fn run_operation(
     values.push(value)
 }
 
-/// Result of an operation with two operands. Comparisons are signed. `None` if the operation is unsupported.
+/// Returns the result of an operation with two operands. Comparisons are signed. `None` if the operation is
+/// unsupported.
 fn calculate(operation: gimli::DwOp, left: usize, right: usize) -> Option<usize> {
     let (signed_left, signed_right) = (left as isize, right as isize);
     let bits = u32::try_from(right).unwrap_or(u32::MAX);
@@ -167,7 +168,7 @@ mod tests {
 
     #[test]
     fn expressions_are_evaluated_as_dwarf_defines_them() {
-        let registers = RegisterFile::new(
+        let registers = RegisterFile::from_all_registers(
             Registers {
                 pc: 0x1000,
                 sp: 0x8000,
@@ -176,7 +177,7 @@ mod tests {
             [0xB0, 12, 13, 14, 15],
         );
         let check = |bytes: &[u8], initial, expected: Option<usize>| {
-            let found = evaluate(bytes, initial, &registers, &mut Doubles);
+            let found = evaluate_expression(bytes, initial, &registers, &mut Doubles);
             assert_eq!(found, expected, "{bytes:02x?}");
         };
         // OpenSSL's functions: breg7 (rsp) 40, deref, plus_uconst 8.

@@ -69,7 +69,7 @@ impl BacktraceHook {
     }
 
     /// Returns the function to pass to the allocator after [`Self::arm`].
-    pub fn entry(&'static self) -> Walker {
+    pub fn entry_function(&'static self) -> Walker {
         let index = (&raw const *self as usize - &raw const HOOKS as usize) / size_of::<Self>();
         ENTRIES[index]
     }
@@ -79,7 +79,7 @@ impl BacktraceHook {
     ///
     /// # Safety
     /// `saved` is the walker of an allocator that stays loaded, only that allocator gets this hook, and
-    /// [`prepare`](crate::prepare) was called.
+    /// [`prepare_walks`](crate::prepare_walks) was called.
     pub unsafe fn arm(&self, saved: Walker, initial_comparisons: u64) {
         self.saved.store(saved as usize, Relaxed);
         self.initial_comparisons.store(initial_comparisons, Relaxed);
@@ -135,6 +135,7 @@ unsafe extern "C" fn entry<const INDEX: usize>(_: *mut *mut c_void, _: *mut u32,
         "lea rcx, [rsp + 8]",
         "mov rbp, rsp",
         ".cfi_def_cfa_register rbp",
+        // The three arguments, for the jump to the saved walker.
         "push rdi",
         "push rsi",
         "push rdx",
@@ -154,7 +155,7 @@ unsafe extern "C" fn entry<const INDEX: usize>(_: *mut *mut c_void, _: *mut u32,
         "jmp qword ptr [rip + {hooks} + {saved}]",
         ".cfi_endproc",
         index = const INDEX,
-        sample = sym sample,
+        sample = sym take_sample,
         hooks = sym HOOKS,
         saved = const INDEX * size_of::<BacktraceHook>() + offset_of!(BacktraceHook, saved),
     )
@@ -166,7 +167,7 @@ unsafe extern "C" fn entry<const INDEX: usize>(_: *mut *mut c_void, _: *mut u32,
 ///
 /// # Safety
 /// Called only by [`entry`], with the arguments of the allocator.
-unsafe extern "C" fn sample(
+unsafe extern "C" fn take_sample(
     frames: *mut *mut c_void,
     count: *mut u32,
     capacity: u32,
@@ -202,7 +203,7 @@ unsafe extern "C" fn sample(
     let pseudo_frames = PseudoFrames::for_this_thread();
     let before = pseudo_frames.frames_left(buffer.len());
     let stack = buffer.get_mut(..before).unwrap_or_default();
-    let Some(walked) = hook.walk(start, hook.leaf.load(Relaxed), stack) else {
+    let Some(walked) = hook.walk_into_buffer(start, hook.leaf.load(Relaxed), stack) else {
         return false;
     };
     let walked = pseudo_frames.append_to(buffer, walked);
@@ -215,7 +216,12 @@ impl BacktraceHook {
     /// Walks the stack into `buffer`, after `leaf` unless that is 0. Returns the number of frames. `None` if no
     /// workspace is free or the stack has an unsupported frame; the saved walker must then walk it.
     #[inline(always)]
-    fn walk(&self, start: Registers, leaf: usize, buffer: &mut [Frame]) -> Option<usize> {
+    fn walk_into_buffer(
+        &self,
+        start: Registers,
+        leaf: usize,
+        buffer: &mut [Frame],
+    ) -> Option<usize> {
         let (below, buffer) = match buffer.split_first_mut() {
             Some((first, rest)) if leaf != 0 => {
                 first.write(leaf);
@@ -229,7 +235,7 @@ impl BacktraceHook {
         };
         let (_, buffers) = workspace.frames_and_buffers();
         // Unknown code ends the walk, because this walk is compared with libgcc's, which ends there too.
-        // SAFETY: `start` has the registers of a frame of this thread. `arm` requires `prepare`.
+        // SAFETY: `start` has the registers of a frame of this thread. `arm` requires `prepare_walks`.
         let (frames, end) =
             unsafe { walk_with_fallback_rule(PackedRule::UNKNOWN, (start, None), buffer, buffers) };
         match end {
@@ -261,7 +267,7 @@ impl BacktraceHook {
         start: Registers,
     ) -> bool {
         let mut own = [0; MAX_COMPARED_FRAMES];
-        let Some(walked) = self.walk(start, 0, as_frames(&mut own)) else {
+        let Some(walked) = self.walk_into_buffer(start, 0, as_frames(&mut own)) else {
             return false;
         };
         // SAFETY: `arm` stored a walker.
@@ -304,7 +310,7 @@ mod tests {
 
     use super::*;
     use crate::pseudo_frames::set_alloc_time;
-    use crate::{FindObject, prepare};
+    use crate::{FindObject, prepare_walks};
 
     /// Frame that the saved walkers of these tests return.
     const ELSEWHERE: usize = 0xBAD;
@@ -325,7 +331,7 @@ mod tests {
         // SAFETY: dlfcn.h gives the function of this name this type.
         let find = unsafe { mem::transmute::<*mut c_void, FindObject>(find) };
         // SAFETY: getauxval(3) reads a constant of this process.
-        prepare(find, unsafe { libc::getauxval(libc::AT_RANDOM) } as usize);
+        prepare_walks(find, unsafe { libc::getauxval(libc::AT_RANDOM) } as usize);
         // SAFETY: `walk_elsewhere` is a walker, and only this test calls the hook.
         unsafe { HOOKS[index].arm(walk_elsewhere, initial_comparisons) };
         &HOOKS[index]
@@ -337,7 +343,7 @@ mod tests {
         let mut frames = [ptr::null_mut(); 128];
         let mut count = 0;
         // SAFETY: the array has more cells than `buffer`, and the hook is armed.
-        unsafe { hook.entry()(frames.as_mut_ptr(), &raw mut count, buffer as u32) };
+        unsafe { hook.entry_function()(frames.as_mut_ptr(), &raw mut count, buffer as u32) };
         let written = frames.iter().take(count as usize);
         written.map(|frame| *frame as usize).collect()
     }

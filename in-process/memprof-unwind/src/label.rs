@@ -67,9 +67,9 @@ pub struct LabelContext {
     pub keys: [Option<u8>; MAX_KEYS],
 }
 
-/// Sets the labels that samples record from now on. They are those of the first [`MAX_CONTEXTS`] contexts, and the
-/// thread's name under the key with the number `thread_name`; `None` omits the name. If there are neither contexts nor
-/// names, nothing is recorded.
+/// Sets the labels that samples record from now on: those of the first [`MAX_CONTEXTS`] contexts, and the thread's name
+/// under the key with the number `thread_name`; `None` omits the name. If there are neither contexts nor names, no
+/// labels are recorded. During the change, samples have no labels.
 pub fn set_labels(contexts: &[LabelContext], thread_name: Option<u8>) {
     CONFIG.is_on.store(0, Release);
     CONFIG
@@ -121,13 +121,13 @@ fn label_frame_of_this_thread() -> Option<usize> {
     let mut set = LabelSet::new(&mut buffer);
     let key = CONFIG.thread_name_key.load(Relaxed);
     if key != NONE {
-        let bytes = thread_name();
+        let bytes = read_thread_name();
         let name = bytes.get(NAME_OFFSET..).unwrap_or_default();
         let length = name.iter().position(|byte| *byte == 0);
         let length = length.unwrap_or(name.len());
         let name = bytes.as_ptr().expose_provenance().wrapping_add(NAME_OFFSET);
         // SAFETY: `bytes` holds the name at this offset, with `NAME_OFFSET` bytes before it.
-        unsafe { set.add(key, name, length) };
+        unsafe { set.add_label(key, name, length) };
     }
     for cell in CONFIG.contexts.iter().take_while(|cell| cell.is_set()) {
         if let Some(mut record) = cell.record_of_this_thread() {
@@ -138,12 +138,12 @@ fn label_frame_of_this_thread() -> Option<usize> {
     (!words.is_empty()).then(|| KIND << 40 | (SETS.intern(words) as usize) << 1 | 1)
 }
 
-/// Number of bytes before a thread's name, because [`LabelSet::add`] also reads bytes before a value.
+/// Number of bytes before a thread's name, because [`LabelSet::add_label`] also reads bytes before a value.
 const NAME_OFFSET: usize = 8;
 
 /// Returns the calling thread's name at [`NAME_OFFSET`], padded with zeros. The name is empty if the kernel refuses
 /// prctl(2) with `PR_GET_NAME`.
-fn thread_name() -> [u8; NAME_OFFSET + 16] {
+fn read_thread_name() -> [u8; NAME_OFFSET + 16] {
     const PRCTL: isize = 157;
     const PR_GET_NAME: usize = 16;
     let mut bytes = [0_u8; NAME_OFFSET + 16];
@@ -169,12 +169,12 @@ fn thread_name() -> [u8; NAME_OFFSET + 16] {
 mod tests {
     extern crate std;
 
-    use super::{NAME_OFFSET, thread_name};
+    use super::{NAME_OFFSET, read_thread_name};
 
     #[test]
     fn thread_name_is_that_of_calling_thread() {
         let named = std::thread::Builder::new().name("worker-7".into());
-        let name = named.spawn(thread_name).unwrap().join().unwrap();
+        let name = named.spawn(read_thread_name).unwrap().join().unwrap();
         assert!(name[NAME_OFFSET..].starts_with(b"worker-7\0"), "{name:?}");
     }
 }

@@ -54,7 +54,7 @@ pub use rule::{Cfa, PackedRule, Rule, SavedBp};
 pub use rule_table::{RuleIndex, RuleTable};
 pub use stack_memory::{ReadableStack, is_readable};
 pub use thread_walk::{
-    clear_rules, clear_stack_cache, object_start, prepare, rules_read_count, walk_this_thread,
+    clear_rules, clear_stack_cache, object_start, prepare_walks, rules_read_count, walk_this_thread,
 };
 pub use walk::{Frame, Registers, RuleSource, StackReader, WalkEnd, as_frames, walk};
 pub use workspace::{SCRATCH_WORDS, WORKSPACE_FRAMES, Workspace};

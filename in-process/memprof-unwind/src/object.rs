@@ -124,7 +124,7 @@ impl FoundObject {
         Ok((object, information, hdr))
     }
 
-    /// Whether an address is in the object, or in its segment if the object has gaps.
+    /// Returns whether an address is in the object, or in its segment if the object has gaps.
     fn contains(&self, address: usize) -> bool {
         (self.map_start..self.map_end).contains(&address)
     }
@@ -164,7 +164,8 @@ impl FoundObject {
     }
 
     /// Returns whether the code at `address` is the kernel's return from a signal handler. Only there are the registers
-    /// at the offsets that [`Rule::Signal`] assumes.
+    /// at the offsets that [`Rule::Signal`] assumes. A walk looks up the byte before that code, as before a return
+    /// address, so callers pass the address after the one that they looked up.
     fn is_signal_return(&self, address: usize) -> bool {
         // mov rax, 15 (rt_sigreturn); syscall
         const CODE: [u8; 9] = [0x48, 0xC7, 0xC0, 15, 0, 0, 0, 0x0F, 0x05];

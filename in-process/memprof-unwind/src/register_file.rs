@@ -44,7 +44,7 @@ impl RegisterFile {
     };
 
     /// Creates a file with the registers of a frame, and with `others`, the values of `rbx` and `r12` to `r15`.
-    pub(crate) fn new(registers: Registers, others: SavedRegisters) -> Self {
+    pub(crate) fn from_all_registers(registers: Registers, others: SavedRegisters) -> Self {
         let mut file = Self::from_registers(registers);
         let names = CALLEE_SAVED
             .iter()
@@ -75,7 +75,7 @@ impl RegisterFile {
         Some(file)
     }
 
-    /// Value of a register. `None` if it is unknown.
+    /// Returns the value of a register. `None` if it is unknown.
     pub(crate) fn get(&self, register: Register) -> Option<usize> {
         let index = usize::from(register.0);
         let value = *self.values.get(index)?;

@@ -9,7 +9,7 @@ const MAX_CALL: usize = 7;
 /// Number of bits in a user address.
 const ADDRESS_BITS: u32 = 47;
 
-/// Whether the bytes before `address` are readable and end in a call.
+/// Returns whether the bytes before `address` are readable and end in a call.
 pub(crate) fn is_after_call(address: usize) -> bool {
     let Some(start) = address.checked_sub(MAX_CALL) else {
         return false;
@@ -38,8 +38,8 @@ pub(crate) fn called_function(address: usize) -> Option<usize> {
     Some(address.wrapping_add_signed(distance))
 }
 
-/// Whether a function begins with a jump through a slot, like an entry of a procedure linkage table. False if its code
-/// cannot be read.
+/// Returns whether a function begins with a jump through a slot, like an entry of a procedure linkage table. False if
+/// its code cannot be read.
 pub(crate) fn is_jump_through_slot(function: usize) -> bool {
     const LENGTH: usize = 8;
     const ENDBR64: &[u8] = &[0xF3, 0x0F, 0x1E, 0xFA];
@@ -58,8 +58,8 @@ pub(crate) fn is_jump_through_slot(function: usize) -> bool {
     code.starts_with(JMP_THROUGH_SLOT)
 }
 
-/// Whether the bytes end in a call instruction (Intel SDM, volume 2, CALL): `E8` with 32 bits, or `FF /2` with a
-/// register or memory operand.
+/// Returns whether the bytes end in a call instruction (Intel SDM, volume 2, CALL): `E8` with 32 bits, or `FF /2` with
+/// a register or memory operand.
 fn ends_in_call(code: &[u8; MAX_CALL]) -> bool {
     let mut ends = (2..=MAX_CALL).filter_map(|len| code.get(MAX_CALL - len..));
     ends.any(|call| match call {

@@ -134,13 +134,14 @@ impl PackedRule {
         })
     }
 
-    /// Distance of the CFA in words, in bytes for [`Cfa::Plt`]; the subkind of `OUTERMOST` and `UNSUPPORTED`.
+    /// Returns the distance of the CFA in words, in bytes for [`Cfa::Plt`]; the subkind of `OUTERMOST` and
+    /// `UNSUPPORTED`.
     #[inline(always)]
     fn cfa_field(self) -> u16 {
         (self.0 >> KIND_BITS) as u16 & (CFA_LIMIT - 1)
     }
 
-    /// Distance in words of the saved frame pointer below the CFA. 0 means that it is unchanged; `AT_BP` is
+    /// Returns the distance in words of the saved frame pointer below the CFA. 0 means that it is unchanged; `AT_BP` is
     /// [`SavedBp::AtBp`].
     #[inline(always)]
     fn bp_field(self) -> u16 {

@@ -79,7 +79,7 @@ impl RuleLine {
         is_match.then_some(PackedRule::from_bits(bits as u32))
     }
 
-    /// Whether a way of the line has no rule yet.
+    /// Returns whether a way of the line has no rule yet.
     fn is_free(&self, way: usize) -> bool {
         self.slots[way % WAYS].load(Relaxed) == 0
     }

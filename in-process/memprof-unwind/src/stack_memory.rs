@@ -90,8 +90,8 @@ impl ReadableStack {
         Some(())
     }
 
-    /// End of the readable range that was used last.
-    pub(crate) fn read_end(&self) -> usize {
+    /// Returns the end of the readable range that was used last.
+    pub(crate) fn readable_end(&self) -> usize {
         self.end
     }
 }
@@ -175,7 +175,7 @@ mod tests {
         // SAFETY: the first page and the third one are readable.
         let mut stack = unsafe { ReadableStack::new(start, &known) };
         assert!(stack.read_word(start + 2 * PAGE).is_some());
-        assert_eq!(stack.read_end(), start + 3 * PAGE);
+        assert_eq!(stack.readable_end(), start + 3 * PAGE);
         assert_eq!(stack.read_word(start + 3 * PAGE), None);
     }
 }

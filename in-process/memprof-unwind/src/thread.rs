@@ -28,13 +28,13 @@ impl Thread {
         Self { control_block }
     }
 
-    /// Number that is unique among running threads; never 0.
+    /// Returns a number that is unique among running threads; never 0.
     #[inline(always)]
     pub(crate) fn id(self) -> u64 {
         (self.control_block >> ALIGNMENT_BITS) as u64
     }
 
-    /// Index into a table of 2^`bits` elements. Several threads may have the same index.
+    /// Returns the thread's index into a table of 2^`bits` elements. Several threads may have the same index.
     #[inline(always)]
     pub(crate) fn index(self, bits: u32) -> usize {
         let id = self.id();

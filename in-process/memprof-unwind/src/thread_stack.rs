@@ -55,8 +55,8 @@ pub(crate) struct ThreadStack {
 }
 
 impl ThreadStack {
-    /// Returns the calling thread's stack, which contains `sp`. `known` is empty if no part of it is known to be
-    /// readable, or if the thread runs on a stack other than its own.
+    /// Describes the stack on which the calling thread, `thread`, runs, and in which `sp` is an address. The part known to
+    /// be readable is empty if none was recorded, or if `sp` is not in the thread's own stack, as on a signal stack.
     #[inline(always)]
     pub(crate) fn for_thread(sp: usize, thread: Thread) -> Self {
         Self::with_word(sp, thread, &KNOWN[thread.index(INDEX_BITS)])

@@ -29,7 +29,7 @@ static RULES_READ: AtomicU64 = AtomicU64::new(0);
 
 /// Initializes the state that all walks share. `find` is the loader's `_dl_find_object`. `main_stack_top` is an address
 /// in the topmost page of the main thread's stack, for example `AT_RANDOM` of getauxval(3).
-pub fn prepare(find: FindObject, main_stack_top: usize) {
+pub fn prepare_walks(find: FindObject, main_stack_top: usize) {
     set_main_stack_top(main_stack_top);
     FIND_OBJECT.store(find as usize, Release);
 }
@@ -45,7 +45,7 @@ pub fn clear_stack_cache() {
     last_walk::clear_owners();
 }
 
-/// Number of rules read from call frame information since the start of the process.
+/// Returns the number of rules read from call frame information since the start of the process.
 pub fn rules_read_count() -> u64 {
     RULES_READ.load(Relaxed)
 }
@@ -55,7 +55,7 @@ pub fn rules_read_count() -> u64 {
 /// information.
 ///
 /// # Safety
-/// `start` and `saved` are registers of the calling thread, in a function that has not returned. [`prepare`] was
+/// `start` and `saved` are registers of the calling thread, in a function that has not returned. [`prepare_walks`] was
 /// called.
 #[inline(always)]
 pub unsafe fn walk_this_thread(
@@ -65,7 +65,7 @@ pub unsafe fn walk_this_thread(
 ) -> (usize, WalkEnd) {
     let (frames, buffers) = workspace.frames_and_buffers();
     let start = (start, Some(saved));
-    // SAFETY: this function's caller guarantees the registers and that `prepare` was called.
+    // SAFETY: this function's caller guarantees the registers and that `prepare_walks` was called.
     unsafe { walk_with_fallback_rule(PackedRule::FRAME_POINTER, start, frames, buffers) }
 }
 
@@ -74,7 +74,7 @@ pub unsafe fn walk_this_thread(
 /// registers are `None`, frames that need them cannot be unwound.
 ///
 /// # Safety
-/// `start` has registers of the calling thread, in a function that has not returned. [`prepare`] was called.
+/// `start` has registers of the calling thread, in a function that has not returned. [`prepare_walks`] was called.
 #[inline(always)]
 pub(crate) unsafe fn walk_with_fallback_rule(
     unknown_code_rule: PackedRule,
@@ -96,7 +96,7 @@ pub(crate) unsafe fn walk_with_fallback_rule(
     let walked = walk(start, frames, &mut rules, &mut stack);
     rules.cursor.save_if_changed();
     if !own.known.contains(&start.sp) {
-        own.save_known(start.sp, stack.read_end());
+        own.save_known(start.sp, stack.readable_end());
     }
     walked
 }
@@ -127,8 +127,8 @@ impl RuleSource for ProcessRules<'_> {
         }
     }
 
-    /// Whether a function without call frame information may return to `address`. The bytes before the address must be
-    /// a call. It must be indirect, or its target must lack call frame information or jump through a slot.
+    /// Returns whether a function without call frame information may return to `address`. The bytes before the address
+    /// must be a call. It must be indirect, or its target must lack call frame information or jump through a slot.
     ///
     /// Always false in jemalloc's hook: its walks are compared with libgcc's, which end at such a function.
     fn may_return_to(&mut self, address: usize) -> bool {
@@ -144,7 +144,7 @@ impl RuleSource for ProcessRules<'_> {
         })
     }
 
-    /// Finds the caller by a walk that tracks all registers. `None` if it cannot be found, or before [`prepare`].
+    /// Finds the caller by a walk that tracks all registers. `None` if it cannot be found, or before [`prepare_walks`].
     fn caller_by_complex_rule(
         &mut self,
         callee: Registers,
@@ -164,23 +164,23 @@ impl RuleSource for ProcessRules<'_> {
 }
 
 /// Returns the start of the loaded object that contains an address. `None` if the loader knows no such object, or
-/// before [`prepare`].
+/// before [`prepare_walks`].
 pub fn object_start(address: usize) -> Option<usize> {
     loaded_object_start(find_object_function()?, address)
 }
 
-/// Returns the loader's function `_dl_find_object`. `None` before [`prepare`].
+/// Returns the loader's function `_dl_find_object`. `None` before [`prepare_walks`].
 fn find_object_function() -> Option<FindObject> {
     let find = FIND_OBJECT.load(Acquire) as *const ();
     if find.is_null() {
         return None;
     }
-    // SAFETY: `prepare` stored a function of this type.
+    // SAFETY: `prepare_walks` stored a function of this type.
     Some(unsafe { mem::transmute::<*const (), FindObject>(find) })
 }
 
 /// Reads the rule of an address from call frame information. Returns the bits of the packed rule, which is
-/// [`Rule::Unsupported`] before [`prepare`].
+/// [`Rule::Unsupported`] before [`prepare_walks`].
 #[cold]
 #[inline(never)]
 extern "C" fn read_rule(address: usize) -> u32 {
@@ -207,7 +207,7 @@ mod tests {
         // SAFETY: dlfcn.h gives the function of this name this type.
         let find = unsafe { mem::transmute::<*mut c_void, FindObject>(find) };
         // SAFETY: getauxval(3) reads a constant of this process.
-        prepare(find, unsafe { libc::getauxval(libc::AT_RANDOM) } as usize);
+        prepare_walks(find, unsafe { libc::getauxval(libc::AT_RANDOM) } as usize);
     }
 
     global_asm!(
@@ -361,7 +361,7 @@ mod tests {
                 bp = out(reg) bp,
             );
         }
-        // SAFETY: registers of this function; the tests called `prepare`.
+        // SAFETY: registers of this function; the tests called `prepare_walks`.
         let (count, end) =
             unsafe { walk_this_thread(Registers { pc, sp, bp }, saved, &mut workspace) };
         ENDS_EARLY.store(end != WalkEnd::Outermost, Relaxed);

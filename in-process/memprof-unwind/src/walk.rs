@@ -50,9 +50,10 @@ pub trait RuleSource {
     /// once per frame, innermost first.
     fn rule_at(&mut self, address: usize, sp: usize) -> PackedRule;
 
-    /// Whether a function without call frame information may return to `address`: it follows a call, and the called
-    /// function has no call frame information either. A walk checks this before it follows the frame pointer in
-    /// [`Rule::Undescribed`] code, which may use that register for anything, or leave its caller's value in it.
+    /// Returns whether a function without call frame information may return to `address`: it follows a call, and the
+    /// called function has no call frame information either. A walk checks this before it follows the frame pointer in
+    /// [`Rule::Undescribed`] code, which may use that register for anything, or leave its caller's value in it. By
+    /// default false: such code then ends the walk.
     fn may_return_to(&mut self, _address: usize) -> bool {
         false
     }
@@ -177,7 +178,7 @@ fn uncommon_caller(
     Ok((caller, rule == Rule::Signal))
 }
 
-/// Whether the frame pointer can be valid: it must point at most `MAX_FRAME_BYTES` above the stack pointer.
+/// Returns whether the frame pointer can be valid: it must point at most `MAX_FRAME_BYTES` above the stack pointer.
 pub(crate) fn has_frame_pointer(registers: Registers) -> bool {
     let frame = registers.sp..registers.sp.saturating_add(MAX_FRAME_BYTES);
     frame.contains(&registers.bp)

@@ -87,7 +87,7 @@ impl Workspace {
     }
 
     /// Releases all workspaces in a forked child, because their threads do not exist there.
-    pub fn enter_child() {
+    pub fn release_all_in_child() {
         for cell in &CELLS {
             cell.is_acquired.store(false, Relaxed);
         }
@@ -110,7 +110,10 @@ impl Workspace {
     /// # Safety
     /// A walk has written `count` frames since the workspace was acquired.
     #[inline(always)]
-    pub unsafe fn walked(&mut self, count: usize) -> (&[usize], StackPointers<'_>, &mut [usize]) {
+    pub unsafe fn walked_frames(
+        &mut self,
+        count: usize,
+    ) -> (&[usize], StackPointers<'_>, &mut [usize]) {
         let memory = self.memory();
         let frames = memory.frames.get(..count).unwrap_or_default();
         let steps = memory.steps.get(..count.min(MAX_STEPS)).unwrap_or_default();
@@ -125,7 +128,8 @@ impl Workspace {
         )
     }
 
-    /// Replaces the frames by words from the scratch memory of [`walked`](Self::walked). Returns their number.
+    /// Replaces the frames by words from the scratch memory of [`walked_frames`](Self::walked_frames). Returns their
+    /// number.
     pub fn set_frames_from_scratch(&mut self, words: Range<usize>) -> usize {
         let memory = self.memory();
         let words = memory.scratch.get(words).unwrap_or_default();

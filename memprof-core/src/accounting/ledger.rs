@@ -55,8 +55,8 @@ fn sampled_total(allocators: &[AllocatorHeap]) -> SampledObjects {
     each.fold(SampledObjects::default(), SampledObjects::sum)
 }
 
-/// Sum of the committed bytes of the allocators that report nothing else.
-fn opaque_total(allocators: &[AllocatorHeap]) -> u64 {
+/// Sum of the committed bytes of the allocators that report only these.
+fn committed_only_total(allocators: &[AllocatorHeap]) -> u64 {
     let committed = allocators.iter().filter_map(|each| match each.totals {
         Some(HeapUsage::CommittedOnly { committed }) => Some(committed),
         Some(HeapUsage::Detailed(_)) | None => None,
@@ -76,7 +76,7 @@ fn uncounted_names(allocators: &[AllocatorHeap]) -> Vec<String> {
 /// Without `cgroup`, there are no findings about its limit. The heap of an allocator without statistics counts as
 /// outside of all allocators. If the allocators count notably more live memory than is resident, all anonymous memory
 /// counts as one undivided heap.
-pub(crate) fn reconcile(
+pub(crate) fn build_ledger(
     resident: ResidentMemory,
     allocators: Vec<AllocatorHeap>,
     untouched: u64,
@@ -122,7 +122,7 @@ pub(crate) fn reconcile(
                     .saturating_add(heap.lazily_free),
                 heap.metadata.saturating_sub(untouched),
                 // An upper bound, because committed pages may be untouched.
-                opaque_total(&allocators),
+                committed_only_total(&allocators),
             ];
             part.map(&mut subtract)
         }
@@ -154,7 +154,7 @@ pub(crate) fn reconcile(
         name: part.into(),
         bytes,
     });
-    let rss_bytes = resident.total();
+    let rss_bytes = resident.total_bytes();
     let kinds = || allocators.iter().filter(|each| each.totals.is_some());
     let has = |kind: AllocatorKind| kinds().any(|each| each.kind == kind);
     let verdicts = [
@@ -162,7 +162,7 @@ pub(crate) fn reconcile(
         uncertain_residency_finding(
             &HeapCount {
                 live: live_bytes,
-                undivided: opaque_total(&allocators),
+                undivided: committed_only_total(&allocators),
                 can_split_residency,
                 has_glibc: has(AllocatorKind::Glibc),
             },
@@ -235,7 +235,7 @@ mod tests {
             ..ResidentMemory::default()
         };
         let check = |heaps: Vec<AllocatorHeap>, why: &str, remedy: &str| {
-            let ledger = reconcile(resident, heaps, 0, None, None);
+            let ledger = build_ledger(resident, heaps, 0, None, None);
             let mut verdicts = ledger.verdicts.iter();
             let outside = LedgerFindingKind::NotTheAllocator;
             let verdict = verdicts.find(|each| each.kind == outside).unwrap();
@@ -269,7 +269,7 @@ mod tests {
                 shared: 3,
                 ..ResidentMemory::default()
             };
-            let ledger = reconcile(resident, heap, 0, None, None);
+            let ledger = build_ledger(resident, heap, 0, None, None);
             let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
             assert_eq!(rows[..8], expected);
             assert_eq!(rows.iter().sum::<u64>(), ledger.rss_bytes);
@@ -320,7 +320,7 @@ mod tests {
                 sampled: Some(sampled),
                 ..figures[0].clone()
             }];
-            let ledger = reconcile(resident(40 * MIB), heap, 0, None, None);
+            let ledger = build_ledger(resident(40 * MIB), heap, 0, None, None);
             let rows: Vec<_> = ledger.rows[..4].iter().map(|row| row.bytes / MIB).collect();
             assert_eq!(rows, [20, 0, 15, 1]);
             let verdicts = kinds(&ledger);
@@ -346,7 +346,7 @@ mod tests {
             }),
             ..heap(15 * MIB, 56 * MIB, 0, 60 * MIB)[0].clone()
         }];
-        let ledger = reconcile(resident(60 * MIB), large, 0, None, None);
+        let ledger = build_ledger(resident(60 * MIB), large, 0, None, None);
         assert_eq!(kinds(&ledger), ["sampling"]);
         let why = &ledger.verdicts[0].why;
         assert!(why.contains("about 5120 sampled small objects"), "{why}");
@@ -362,7 +362,7 @@ mod tests {
         let untouched = untouched_bytes(70, &heap);
         assert_eq!(untouched, 20);
         let outside = |anonymous| {
-            let ledger = reconcile(resident(anonymous), heap.clone(), untouched, None, None);
+            let ledger = build_ledger(resident(anonymous), heap.clone(), untouched, None, None);
             let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes).collect();
             (rows[5], rows[7])
         };
@@ -373,7 +373,7 @@ mod tests {
     #[test]
     fn findings_appear_above_their_thresholds() {
         let check = |heap: Vec<AllocatorHeap>, anonymous: u64, expected: &[&str]| {
-            let ledger = reconcile(
+            let ledger = build_ledger(
                 ResidentMemory {
                     anonymous,
                     ..ResidentMemory::default()
@@ -422,7 +422,7 @@ mod tests {
                 ..ResidentMemory::default()
             };
             let heap = heap_of(kind, HeapUsage::Detailed(figures));
-            let verdicts = reconcile(resident, heap, 0, None, None).verdicts;
+            let verdicts = build_ledger(resident, heap, 0, None, None).verdicts;
             let is_uncertain =
                 |finding: &&LedgerFinding| finding.kind == LedgerFindingKind::Uncertain;
             let why = verdicts
@@ -466,7 +466,7 @@ mod tests {
         };
         let committed = HeapUsage::CommittedOnly { committed: 1 << 30 };
         let heap = heap_of(AllocatorKind::Mimalloc, committed);
-        let ledger = reconcile(resident, heap, 0, None, None);
+        let ledger = build_ledger(resident, heap, 0, None, None);
         let why = &ledger.verdicts[0].why;
         assert!(
             why.starts_with("up to 100.0 MiB of undivided_heap"),
@@ -489,7 +489,7 @@ mod tests {
             ..ResidentMemory::default()
         };
         let heap = heap_of(AllocatorKind::Tcmalloc, HeapUsage::Detailed(figures));
-        let ledger = reconcile(resident, heap, 0, None, None);
+        let ledger = build_ledger(resident, heap, 0, None, None);
         let rows: Vec<_> = ledger.rows.iter().map(|row| row.bytes / MIB).collect();
         assert_eq!(rows, [100, 40, 0, 10, 30, 0, 0, 10, 0, 0]);
         assert_eq!(kinds(&ledger), ["thread_caches", "dirty"]);
@@ -505,7 +505,7 @@ mod tests {
                 shared_bytes: shared.map(|shared| shared * MIB),
             };
             let resident = ResidentMemory::default();
-            let ledger = reconcile(resident, Vec::new(), 0, None, Some(cgroup));
+            let ledger = build_ledger(resident, Vec::new(), 0, None, Some(cgroup));
             assert_eq!(kinds(&ledger), expected);
         };
         check(None, None, &["page_cache"]);
@@ -529,7 +529,7 @@ mod tests {
                 ..ResidentMemory::default()
             };
             let heap = heap_of(kind, HeapUsage::Detailed(figures));
-            let ledger = reconcile(resident, heap, 0, None, None);
+            let ledger = build_ledger(resident, heap, 0, None, None);
             assert!(ledger.verdicts[0].remedy.contains(part), "{ledger:?}");
         };
         check(AllocatorKind::Jemalloc, "ledger --pinned");
@@ -549,7 +549,7 @@ mod tests {
                 ..ResidentMemory::default()
             };
             let heap = heap(200 * MIB, 200 * MIB, 0, 200 * MIB);
-            let ledger = reconcile(resident, heap, 0, Some(earlier), None);
+            let ledger = build_ledger(resident, heap, 0, Some(earlier), None);
             assert_eq!(kinds(&ledger), expected);
             for verdict in ledger.verdicts {
                 assert!(
@@ -569,7 +569,7 @@ mod tests {
             anonymous: 150 * MIB,
             ..ResidentMemory::default()
         };
-        let ledger = reconcile(
+        let ledger = build_ledger(
             resident,
             heap(100 * MIB, 150 * MIB, 0, 150 * MIB),
             0,

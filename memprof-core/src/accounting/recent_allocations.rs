@@ -32,7 +32,9 @@ pub(crate) fn require_recent_allocations(jemalloc: &Jemalloc, max: Option<u64>) 
     if let Some(max) = max.filter(|max| !RECENT_RANGE.contains(max)) {
         let (low, high) = (RECENT_RANGE.start(), RECENT_RANGE.end());
         let message = format!("max={max} is out of range {low}..={high}");
-        return Err(Error::new(ErrorKind::InvalidArgument, message).remedy("for example max=100"));
+        return Err(
+            Error::new(ErrorKind::InvalidArgument, message).with_remedy("for example max=100")
+        );
     }
     jemalloc.require_profiling()?;
     read_alloc_max(jemalloc).map(drop)
@@ -51,20 +53,20 @@ pub(crate) fn set_max_and_read_recent(
         jemalloc
             .mallctl
             .write(ALLOC_MAX, max as usize)
-            .map_err(|errno| Error::mallctl("experimental.prof_recent.alloc_max", errno))?;
+            .map_err(|errno| Error::refused_mallctl("experimental.prof_recent.alloc_max", errno))?;
     }
     let alloc_max = read_alloc_max(jemalloc)?;
     if alloc_max == 0 && max.is_none() {
         let message = "jemalloc keeps no recent allocations yet";
         return Err(Error::new(ErrorKind::Unavailable, message)
-            .remedy("send `recent max=100`, let the program run, and send `recent` again"));
+            .with_remedy("send `recent max=100`, let the program run, and send `recent` again"));
     }
     // Reserved beforehand: jemalloc holds a lock during the callback, which must not allocate.
     let mut printout = Printout::with_capacity(MAX_REPORT)?;
     jemalloc
         .mallctl
-        .print_to(ALLOC_DUMP, &mut |piece| printout.push(piece))
-        .map_err(|errno| Error::mallctl("experimental.prof_recent.alloc_dump", errno))?;
+        .print_mallctl(ALLOC_DUMP, &mut |piece| printout.push(piece))
+        .map_err(|errno| Error::refused_mallctl("experimental.prof_recent.alloc_dump", errno))?;
     Ok(RecentAllocations {
         kind: AllocatorKind::Jemalloc.into(),
         version: jemalloc.identity.version.clone(),
@@ -73,7 +75,7 @@ pub(crate) fn set_max_and_read_recent(
     })
 }
 
-/// Maximum number of allocations that jemalloc records; 0 if it records none.
+/// Maximum number of allocations that jemalloc records; 0 if it records none, and -1 without a limit.
 ///
 /// # Errors
 /// `Unsupported`: this jemalloc is too old. `Allocator`: it refused.
@@ -82,9 +84,12 @@ fn read_alloc_max(jemalloc: &Jemalloc) -> Result<i64> {
         Ok(max) => Ok(max as i64),
         Err(Errno::NOENT) => {
             let message = format!("{} has no experimental.prof_recent", jemalloc.identity);
-            Err(Error::new(ErrorKind::Unsupported, message).remedy("use jemalloc 5.3"))
+            Err(Error::new(ErrorKind::Unsupported, message).with_remedy("use jemalloc 5.3"))
         }
-        Err(errno) => Err(Error::mallctl("experimental.prof_recent.alloc_max", errno)),
+        Err(errno) => Err(Error::refused_mallctl(
+            "experimental.prof_recent.alloc_max",
+            errno,
+        )),
     }
 }
 

@@ -28,6 +28,7 @@ impl ResidentMemory {
             kib.checked_mul(1024)
         };
         let anonymous = field("RssAnon:")?;
+        // Data, heap and anonymous mappings, and the main thread's stack.
         let private = field("VmData:").unwrap_or(0) + field("VmStk:").unwrap_or(0);
         Some(Self {
             anonymous,
@@ -41,7 +42,7 @@ impl ResidentMemory {
     }
 
     /// Resident memory in bytes (RSS).
-    pub(crate) fn total(&self) -> u64 {
+    pub(crate) fn total_bytes(&self) -> u64 {
         self.anonymous + self.file + self.shared
     }
 }

@@ -10,7 +10,7 @@ use crate::allocators::mimalloc::Mimalloc;
 use crate::allocators::printout::{PrintOptions, Printout};
 use crate::allocators::tcmalloc::Tcmalloc;
 use crate::allocators::unprofilable::{
-    Unprofilable, no_growth_profile_error, no_pinned_profile_error, pinned_pages_error,
+    Unprofilable, no_growth_profile_error, no_pinned_profile_error, no_pinned_samples_error,
 };
 use crate::dumps::heap::ProfileSummary;
 use crate::dumps::scratch::Scratch;
@@ -66,7 +66,9 @@ impl Allocator {
                 self.require_profiling()
             }
             (ProfileKind::Growth, _) => Err(no_growth_profile_error(self.identity())),
-            (ProfileKind::Pinned, Self::Jemalloc(_)) => Err(pinned_pages_error(self.identity())),
+            (ProfileKind::Pinned, Self::Jemalloc(_)) => {
+                Err(no_pinned_samples_error(self.identity()))
+            }
             (ProfileKind::Pinned, _) => Err(no_pinned_profile_error(self.identity())),
         }
     }
@@ -80,7 +82,7 @@ impl Allocator {
         }
     }
 
-    /// Mean bytes between samples. `None` if the allocator cannot be profiled.
+    /// Mean bytes between samples. `None` if the allocator cannot be profiled, and for a tcmalloc that never sampled.
     pub(crate) fn sample_interval(&self) -> Option<u64> {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.sample_interval(),
@@ -94,10 +96,10 @@ impl Allocator {
     ///
     /// # Errors
     /// As for [`require_profiling`](Self::require_profiling), or the allocator refused.
-    pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
+    pub(crate) fn start_sampling(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         match self {
-            Self::Jemalloc(jemalloc) => jemalloc.activate(interval),
-            Self::Tcmalloc(tcmalloc) => tcmalloc.activate(interval),
+            Self::Jemalloc(jemalloc) => jemalloc.start_sampling(interval),
+            Self::Tcmalloc(tcmalloc) => tcmalloc.start_sampling(interval),
             Self::Mimalloc(_) | Self::Glibc(_) => {
                 Err(Unprofilable::no_profiler(Some(self.identity())).into())
             }
@@ -108,10 +110,10 @@ impl Allocator {
     ///
     /// # Errors
     /// The allocator refused.
-    pub(crate) fn deactivate(&self) -> Result<()> {
+    pub(crate) fn stop_sampling(&self) -> Result<()> {
         match self {
-            Self::Jemalloc(jemalloc) => jemalloc.deactivate(),
-            Self::Tcmalloc(tcmalloc) => tcmalloc.deactivate(),
+            Self::Jemalloc(jemalloc) => jemalloc.stop_sampling(),
+            Self::Tcmalloc(tcmalloc) => tcmalloc.stop_sampling(),
             Self::Mimalloc(_) | Self::Glibc(_) => Ok(()),
         }
     }
@@ -120,17 +122,18 @@ impl Allocator {
     ///
     /// # Errors
     /// As for [`require_profiling`](Self::require_profiling), or the allocator refused.
-    pub(crate) fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
+    pub(crate) fn reset_samples(&self, interval: Option<SampleInterval>) -> Result<()> {
         match self {
-            Self::Jemalloc(jemalloc) => jemalloc.reset(interval),
-            Self::Tcmalloc(tcmalloc) => tcmalloc.reset(),
+            Self::Jemalloc(jemalloc) => jemalloc.reset_samples(interval),
+            Self::Tcmalloc(tcmalloc) => tcmalloc.reset_samples(),
             Self::Mimalloc(_) | Self::Glibc(_) => {
                 Err(Unprofilable::no_profiler(Some(self.identity())).into())
             }
         }
     }
 
-    /// Estimated memory in bytes for writing a profile. `None` if the allocator's statistics allow no estimate.
+    /// Estimated memory in bytes for writing a profile. `None` if the allocator's statistics allow no estimate, and for
+    /// mimalloc and glibc.
     pub(crate) fn profile_memory_estimate(&self, kind: ProfileKind) -> Option<u64> {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.profile_memory_estimate(),
@@ -201,12 +204,12 @@ impl Allocator {
     ///
     /// # Errors
     /// The allocator refused, or lacks the function.
-    pub(crate) fn purge(&self) -> Result<()> {
+    pub(crate) fn purge_free_pages(&self) -> Result<()> {
         match self {
-            Self::Jemalloc(jemalloc) => jemalloc.purge(),
-            Self::Tcmalloc(tcmalloc) => tcmalloc.purge(),
-            Self::Mimalloc(mimalloc) => mimalloc.purge(),
-            Self::Glibc(glibc) => glibc.purge(),
+            Self::Jemalloc(jemalloc) => jemalloc.purge_free_pages(),
+            Self::Tcmalloc(tcmalloc) => tcmalloc.purge_free_pages(),
+            Self::Mimalloc(mimalloc) => mimalloc.purge_free_pages(),
+            Self::Glibc(glibc) => glibc.purge_free_pages(),
         }
     }
 
@@ -219,8 +222,8 @@ impl Allocator {
         }
     }
 
-    /// The jemalloc, for operations that only jemalloc has. `None` for other allocators.
-    pub(crate) fn jemalloc(&self) -> Option<&Jemalloc> {
+    /// The allocator as a jemalloc, for operations that only jemalloc has. `None` for other allocators.
+    pub(crate) fn as_jemalloc(&self) -> Option<&Jemalloc> {
         match self {
             Self::Jemalloc(jemalloc) => Some(jemalloc),
             Self::Tcmalloc(_) | Self::Mimalloc(_) | Self::Glibc(_) => None,

@@ -11,7 +11,7 @@ use memprof_messages::BackgroundThreads;
 /// # Errors
 /// `InvalidArgument`: `max` is 0. `Unavailable`: `max` exceeds the limit that jemalloc got at its start. `Allocator`:
 /// jemalloc does not report that limit.
-pub(crate) fn check_max_threads(jemalloc: &Jemalloc, max: u64) -> Result<()> {
+pub(crate) fn check_max_background_threads(jemalloc: &Jemalloc, max: u64) -> Result<()> {
     let limit = max_background_threads(jemalloc)?;
     if (1..=limit).contains(&max) {
         return Ok(());
@@ -23,7 +23,7 @@ pub(crate) fn check_max_threads(jemalloc: &Jemalloc, max: u64) -> Result<()> {
     };
     let message = format!("max={max} is out of range 1..={limit}");
     Err(Error::new(kind, message)
-        .remedy("jemalloc takes a higher limit only at its start: max_background_threads:N"))
+        .with_remedy("jemalloc takes a higher limit only at its start: max_background_threads:N"))
 }
 
 /// Turns the background threads on or off if `on` is given, and limits them to `max` if given. Returns their state,
@@ -40,12 +40,12 @@ pub(crate) fn set_background_threads(
     if let Some(max) = max {
         mallctl
             .write(c"max_background_threads", max as usize)
-            .map_err(|errno| Error::mallctl("max_background_threads", errno))?;
+            .map_err(|errno| Error::refused_mallctl("max_background_threads", errno))?;
     }
     if let Some(on) = on {
         mallctl
             .write_bool(c"background_thread", on)
-            .map_err(|errno| Error::mallctl("background_thread", errno))?;
+            .map_err(|errno| Error::refused_mallctl("background_thread", errno))?;
     }
     let background = read_background_threads(jemalloc)?;
     if on.is_some_and(|on| background.background_thread != on) {
@@ -66,25 +66,26 @@ pub(crate) fn require_background_threads(jemalloc: &Jemalloc) -> Result<()> {
         Ok(_) => Ok(()),
         Err(Errno::NOENT) => {
             let message = format!("{} was built without background threads", jemalloc.identity);
-            Err(Error::new(ErrorKind::Unsupported, message).remedy(
+            Err(Error::new(ErrorKind::Unsupported, message).with_remedy(
                 "use jemalloc 5 (Rust: feature \"background_threads_runtime_support\" of \
                  tikv-jemallocator); `purge` gives free pages back once",
             ))
         }
-        Err(errno) => Err(Error::mallctl("background_thread", errno)),
+        Err(errno) => Err(Error::refused_mallctl("background_thread", errno)),
     }
 }
 
-/// Maximum number of background threads. jemalloc fixes it at its start.
+/// Maximum number to which background threads can be limited. jemalloc fixes it at its start. Fails if jemalloc does
+/// not report it.
 fn max_background_threads(jemalloc: &Jemalloc) -> Result<u64> {
     const LIMIT: &std::ffi::CStr = c"opt.max_background_threads";
     let limit = jemalloc.mallctl.read::<usize>(LIMIT);
     limit
         .map(|limit| limit as u64)
-        .map_err(|errno| Error::mallctl("opt.max_background_threads", errno))
+        .map_err(|errno| Error::refused_mallctl("opt.max_background_threads", errno))
 }
 
-/// Reads whether background threads are on, and their limit.
+/// Reads whether background threads are on, and the maximum number of them that is in force.
 fn read_background_threads(jemalloc: &Jemalloc) -> Result<BackgroundThreads> {
     let mallctl = &jemalloc.mallctl;
     Ok(BackgroundThreads {
@@ -92,10 +93,10 @@ fn read_background_threads(jemalloc: &Jemalloc) -> Result<BackgroundThreads> {
         version: jemalloc.identity.version.clone(),
         background_thread: mallctl
             .read_bool(c"background_thread")
-            .map_err(|errno| Error::mallctl("background_thread", errno))?,
+            .map_err(|errno| Error::refused_mallctl("background_thread", errno))?,
         max_background_threads: mallctl
             .read::<usize>(c"max_background_threads")
-            .map_err(|errno| Error::mallctl("max_background_threads", errno))?
+            .map_err(|errno| Error::refused_mallctl("max_background_threads", errno))?
             as u64,
     })
 }

@@ -52,8 +52,8 @@ pub(crate) struct DiscoveredAllocators {
 /// serves `malloc`, also finds the file that does.
 ///
 /// `host` is the jemalloc that the host passed, if any. `readers` will read the statistics of jemallocs. `known` has
-/// the sorted fingerprints of objects that are skipped, because a search found no allocator in them. The result has
-/// those of this search.
+/// the sorted fingerprints of objects whose files are skipped, because an earlier search found no allocator in them.
+/// The result has the fingerprints of all objects without an allocator, for the next search.
 pub(crate) fn discover_allocators(
     host: Option<Mallctl>,
     own_image: usize,
@@ -64,7 +64,7 @@ pub(crate) fn discover_allocators(
         .into_iter()
         .filter(|object| !object.contains(own_image))
         .collect();
-    let (tables, without_allocators) = search_files(&objects, known);
+    let (tables, without_allocators) = read_allocator_symbols(&objects, known);
     let mut allocators: Vec<_> = jemalloc_candidates(host, &objects, &tables)
         .into_iter()
         .filter_map(|candidate| identify_jemalloc(candidate, readers))
@@ -73,7 +73,7 @@ pub(crate) fn discover_allocators(
     let identify =
         |symbols: &ObjectSymbols<'_>| Tcmalloc::identify(symbols).map(Allocator::Tcmalloc);
     let is_own = tcmalloc::is_gperftools_function;
-    allocators.extend(identify_all(
+    allocators.extend(find_allocators_of_kind(
         identify,
         tcmalloc::ANCHOR,
         is_own,
@@ -83,7 +83,7 @@ pub(crate) fn discover_allocators(
     let identify =
         |symbols: &ObjectSymbols<'_>| Mimalloc::identify(symbols).map(Allocator::Mimalloc);
     let is_own = mimalloc::is_mimalloc_function;
-    allocators.extend(identify_all(
+    allocators.extend(find_allocators_of_kind(
         identify,
         mimalloc::ANCHOR,
         is_own,
@@ -92,7 +92,7 @@ pub(crate) fn discover_allocators(
     ));
     let identify = |symbols: &ObjectSymbols<'_>| Glibc::identify(symbols).map(Allocator::Glibc);
     // glibc's calls of its own functions are bound at link time, except for malloc and related functions.
-    allocators.extend(identify_all(
+    allocators.extend(find_allocators_of_kind(
         identify,
         glibc::ANCHOR,
         |_| false,
@@ -104,7 +104,7 @@ pub(crate) fn discover_allocators(
     let malloc = symbols::malloc_address().filter(|_| !malloc_is_known);
     let unknown = objects
         .iter()
-        .find(|object| malloc.is_some_and(|malloc| object.is_code(malloc)));
+        .find(|object| malloc.is_some_and(|malloc| object.contains_code_at(malloc)));
     DiscoveredAllocators {
         unknown_malloc: unknown.map(|object| object.path.clone()),
         allocators,
@@ -115,7 +115,7 @@ pub(crate) fn discover_allocators(
 /// Reads the allocator symbols of each object's file. Also returns the sorted fingerprints of the objects that have
 /// none. Objects whose fingerprints are in `known`, which must be sorted, are not read again. A file that cannot be
 /// read is in neither list.
-fn search_files<'a>(
+fn read_allocator_symbols<'a>(
     objects: &'a [LoadedObject],
     known: &[u64],
 ) -> (Vec<ObjectSymbols<'a>>, Vec<u64>) {
@@ -147,10 +147,11 @@ fn file_anchors() -> [&'static [u8]; 3] {
     ]
 }
 
-/// Finds the allocators of one kind, in each object that defines `anchor`. An allocator to which several symbols lead
-/// is listed once. `is_own_name` accepts the names of functions of that kind. Skips an allocator that calls another
-/// allocator's functions instead of its own: these functions do not know its state.
-fn identify_all(
+/// Finds the allocators of the kind that `identify` recognizes, in each object that defines `anchor`. An allocator that
+/// has exported symbols and those of its file is listed once. `is_own_name` accepts the names of functions of that
+/// kind. Skips an allocator that calls another allocator's functions instead of its own: these functions do not know
+/// its state.
+fn find_allocators_of_kind(
     identify: impl Fn(&ObjectSymbols<'_>) -> Option<Allocator>,
     anchor: &CStr,
     is_own_name: fn(&[u8]) -> bool,
@@ -192,7 +193,7 @@ fn is_self_contained(
     interposed.is_none()
 }
 
-/// Whether a function name is that of a control function of jemalloc, with any prefix.
+/// Whether a function name is that of a control function of jemalloc, with or without a prefix.
 fn is_jemalloc_function(name: &[u8]) -> bool {
     let known = [ANCHOR, "mallctlnametomib", "mallctlbymib", STATS_PRINT];
     known.iter().any(|known| name.ends_with(known.as_bytes()))
@@ -285,18 +286,19 @@ fn candidate_with_prefix(
 }
 
 impl JemallocCandidate {
-    /// Creates a candidate. `prefix` is `None` if it is unknown. Omits `malloc_stats_print` if it would query another
-    /// allocator: that allocator may lack a mallctl, and jemalloc would abort the process.
+    /// Creates a candidate. `prefix` is `None` if it is unknown. Omits `malloc_stats_print` if it is in another object
+    /// than `mallctl`, or calls another allocator's functions: that allocator may lack a mallctl, and jemalloc would
+    /// abort the process.
     fn new(
         mallctl: Mallctl,
         found_by: FoundBy,
         prefix: Option<String>,
         objects: &[LoadedObject],
     ) -> Self {
-        let interposed = mallctl.stats_print().and_then(|print| {
+        let interposed = mallctl.stats_print_function().and_then(|print| {
             let print = print as usize;
-            let object = objects.iter().find(|object| object.is_code(print));
-            if object.is_some_and(|object| !object.is_code(mallctl.address())) {
+            let object = objects.iter().find(|object| object.contains_code_at(print));
+            if object.is_some_and(|object| !object.contains_code_at(mallctl.address())) {
                 return Some(ANCHOR.to_owned());
             }
             find_interposed_function(print, is_jemalloc_function)
@@ -326,7 +328,7 @@ mod tests {
             .find(|object| object.path.ends_with("libc.so.6"));
         let mut objects = [libc.unwrap().clone()];
         let check = |objects: &[LoadedObject], known: &[u64], expected: &[u64]| {
-            let (tables, without_allocators) = search_files(objects, known);
+            let (tables, without_allocators) = read_allocator_symbols(objects, known);
             assert_eq!((tables.len(), without_allocators.as_slice()), (0, expected));
         };
         let without_allocators = [objects[0].fingerprint()];

@@ -4,6 +4,7 @@
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::allocators::mallctl::{Mallctl, StatsCallback};
 use crate::allocators::printout::JemallocReaders;
@@ -20,7 +21,7 @@ pub(crate) const READERS: JemallocReaders = JemallocReaders {
 pub(crate) trait Behaviour {
     /// Value of `opt.prof`.
     const OPT_PROF: bool = true;
-    /// Return value of a write to `prof.active`, whose value never changes.
+    /// Return value of a write to `prof.active`.
     const ACTIVATION_STATUS: c_int = 0;
     /// Return value of `prof.dump`.
     const DUMP_STATUS: c_int = 0;
@@ -28,6 +29,17 @@ pub(crate) trait Behaviour {
     const DUMP: &'static str = "heap_v2/512\n  t*: 1: 100 [0: 0]\n@ 0x1\n  t*: 1: 100 [0: 0]\n";
     /// Pieces of the statistics printout, in the order of the callbacks.
     const PRINTOUT_PIECES: &'static [&'static CStr] = &[];
+
+    /// Value of `prof.active`. `None`: it is always false.
+    fn prof_active() -> Option<&'static AtomicBool> {
+        None
+    }
+
+    /// Return value of a write to `experimental.hooks.prof_backtrace`, whose value changes if it is 0. `None`: there is
+    /// no such mallctl, as before jemalloc 5.3.
+    fn backtrace_hook_status() -> Option<c_int> {
+        None
+    }
 }
 
 /// Control functions of a fake jemalloc.
@@ -35,6 +47,9 @@ pub(crate) fn fake_mallctl<B: Behaviour + 'static>() -> Mallctl {
     // SAFETY: jemalloc(3): both static functions have the types and behave as documented there.
     unsafe { Mallctl::new(mallctl::<B>, Some(stats_print::<B>)) }
 }
+
+/// Walker that was written to `experimental.hooks.prof_backtrace`; 0 for the fake's own.
+static WALKER: AtomicUsize = AtomicUsize::new(0);
 
 /// `mallctl` of the fake, for the names that tests use.
 unsafe extern "C" fn mallctl<B: Behaviour>(
@@ -55,7 +70,32 @@ unsafe extern "C" fn mallctl<B: Behaviour>(
             std::fs::write(Path::new(OsStr::from_bytes(path.to_bytes())), B::DUMP).unwrap();
             B::DUMP_STATUS
         }
-        b"prof.active" if !new.is_null() => B::ACTIVATION_STATUS,
+        b"prof.active" if !new.is_null() => {
+            if let Some(value) = B::prof_active() {
+                // SAFETY: `Mallctl::write_bool` passes a pointer to a bool.
+                value.store(unsafe { new.cast::<bool>().read() }, Ordering::Relaxed);
+            }
+            B::ACTIVATION_STATUS
+        }
+        b"experimental.hooks.prof_backtrace" => match B::backtrace_hook_status() {
+            None => libc::ENOENT,
+            Some(0) if !new.is_null() => {
+                // SAFETY: `Mallctl::write` passes a pointer to the address of a walker.
+                WALKER.store(unsafe { new.cast::<usize>().read() }, Ordering::Relaxed);
+                0
+            }
+            Some(status) if !new.is_null() => status,
+            Some(_) => {
+                let own = stats_print::<B> as *const () as usize;
+                let current = match WALKER.load(Ordering::Relaxed) {
+                    0 => own,
+                    walker => walker,
+                };
+                // SAFETY: `Mallctl::read` passes space for an address.
+                unsafe { old.cast::<usize>().write(current) };
+                0
+            }
+        },
         b"version" => {
             // SAFETY: `Mallctl::read_text` passes space for a pointer.
             unsafe { old.cast::<*const c_char>().write(c"5.2.1-fake".as_ptr()) };
@@ -63,7 +103,9 @@ unsafe extern "C" fn mallctl<B: Behaviour>(
         }
         b"prof.active" | b"config.prof" | b"config.stats" | b"opt.prof" => {
             let value = match name.to_bytes() {
-                b"prof.active" => false,
+                b"prof.active" => {
+                    B::prof_active().is_some_and(|value| value.load(Ordering::Relaxed))
+                }
                 b"opt.prof" => B::OPT_PROF,
                 _ => true,
             };

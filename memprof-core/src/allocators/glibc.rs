@@ -95,7 +95,7 @@ impl Glibc {
     /// `Unsupported` error for the C function `name`, which this glibc lacks.
     fn missing_symbol_error(&self, name: &str) -> Error {
         let message = format!("{} lacks {name}", self.identity);
-        Error::new(ErrorKind::Unsupported, message).remedy("use a newer C library")
+        Error::new(ErrorKind::Unsupported, message).with_remedy("use a newer C library")
     }
 }
 
@@ -109,7 +109,8 @@ impl Glibc {
     /// Output of `malloc_info(3)`, which is XML.
     ///
     /// # Errors
-    /// `Unsupported`: glibc lacks the function. `Io`: no memory for the text, or glibc failed to print it.
+    /// `Unsupported`: glibc lacks the function. `Io`: there is no memory for the stream, or glibc failed to print to
+    /// it.
     pub(crate) fn printout(&self) -> Result<Printout> {
         let info = self
             .functions
@@ -146,7 +147,7 @@ impl Glibc {
     ///
     /// # Errors
     /// `Unsupported`: glibc lacks the function.
-    pub(crate) fn purge(&self) -> Result<()> {
+    pub(crate) fn purge_free_pages(&self) -> Result<()> {
         let trim = self
             .functions
             .trim
@@ -181,13 +182,13 @@ mod tests {
         assert!(grown >= 32 << 20, "{before:?} {after:?}");
         let report = glibc.printout().unwrap().into_text();
         assert!(report.starts_with("<malloc version=\"1\">"), "{report}");
-        glibc.purge().unwrap();
+        glibc.purge_free_pages().unwrap();
     }
 
     #[test]
     fn activation_of_glibc_has_remedy() {
         let error = Allocator::Glibc(glibc_of_process())
-            .activate(None)
+            .start_sampling(None)
             .unwrap_err();
         assert_eq!(error.kind, ErrorKind::Unsupported);
         assert!(error.message.starts_with("glibc 2."), "{error}");

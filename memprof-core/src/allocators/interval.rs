@@ -45,8 +45,9 @@ impl SampleInterval {
     pub fn parse(text: &str) -> Result<Self> {
         let invalid = |reason: &str| {
             let message = format!("sample_interval={text:?} {reason}");
-            Err(Error::new(ErrorKind::InvalidArgument, message)
-                .remedy("a power of two from 1KiB to 16MiB, for example sample_interval=512KiB"))
+            Err(Error::new(ErrorKind::InvalidArgument, message).with_remedy(
+                "a power of two from 1KiB to 16MiB, for example sample_interval=512KiB",
+            ))
         };
         let Some(bytes) = parse_size(text) else {
             return invalid("is not a size");
@@ -64,9 +65,10 @@ impl SampleInterval {
         is_valid.then_some(Self(bytes))
     }
 
-    /// Interval at which probably no sample would be lost. `samples` were taken at an interval of `bytes`, and `lost`
-    /// of them were lost. The result is a power of two: at least twice that interval, but at most 16 MiB.
-    pub(crate) fn sufficient(bytes: u64, samples: u64, lost: u64) -> Self {
+    /// Creates an interval at which probably no sample is lost. `samples` is the number of samples taken at an interval
+    /// of `bytes`, including the `lost` ones. The result is a power of two: at least twice that interval, but from 1
+    /// KiB to 16 MiB.
+    pub(crate) fn for_lossless_sampling(bytes: u64, samples: u64, lost: u64) -> Self {
         let kept = samples.saturating_sub(lost).max(1);
         let bytes = bytes.saturating_mul(samples.div_ceil(kept).max(2));
         Self(
@@ -110,7 +112,7 @@ mod tests {
     #[test]
     fn sufficient_interval_follows_the_lost_share() {
         let check = |bytes, samples, lost, expected: u64| {
-            let interval = SampleInterval::sufficient(bytes, samples, lost);
+            let interval = SampleInterval::for_lossless_sampling(bytes, samples, lost);
             assert_eq!(interval.bytes(), expected);
             assert!(SampleInterval::from_bytes(expected).is_some());
         };

@@ -165,7 +165,7 @@ impl Jemalloc {
     /// Output of `malloc_stats_print`. Without `options`, the plugin's default options apply. Fails if that function is
     /// missing, or if its call would reach another library.
     pub(crate) fn printout(&self, options: Option<&PrintOptions>) -> Result<Printout> {
-        if self.mallctl.stats_print().is_none() {
+        if self.mallctl.stats_print_function().is_none() {
             return Err(self.no_printout_error());
         }
         match options {
@@ -175,12 +175,12 @@ impl Jemalloc {
     }
 
     /// Releases the unused dirty pages of all arenas to the kernel (`arena.<i>.purge`).
-    pub(crate) fn purge(&self) -> Result<()> {
+    pub(crate) fn purge_free_pages(&self) -> Result<()> {
         // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
         const PURGE: &CStr = c"arena.4096.purge";
         self.mallctl
             .call(PURGE)
-            .map_err(|errno| Error::mallctl("arena.4096.purge", errno))
+            .map_err(|errno| Error::refused_mallctl("arena.4096.purge", errno))
     }
 }
 
@@ -198,7 +198,7 @@ impl Jemalloc {
                 self.identity
             ),
         )
-        .remedy(format!(
+        .with_remedy(format!(
             "link the program with -Wl,-u,{function} (Rust: -C link-arg=-Wl,-u,{function}); the \
              totals need nothing"
         ))
@@ -214,10 +214,10 @@ impl Jemalloc {
                 self.identity
             ),
         )
-        .remedy("load one jemalloc only (see LD_PRELOAD and the program's libraries); the totals need nothing")
+        .with_remedy("load one jemalloc only (see LD_PRELOAD and the program's libraries); the totals need nothing")
     }
 
-    /// log2 of the sample interval in bytes. `None` without profiling.
+    /// log2 of the sample interval in bytes. `None` if jemalloc does not report it, as without compiled-in profiling.
     pub(crate) fn lg_sample(&self) -> Option<u64> {
         self.mallctl
             .read::<usize>(c"prof.lg_sample")
@@ -225,7 +225,7 @@ impl Jemalloc {
             .map(|lg| lg as u64)
     }
 
-    /// Disables jemalloc's built-in dumps at new peaks (`prof.gdump`). Returns whether they were enabled.
+    /// Disables jemalloc's built-in dumps at new peaks (`prof.gdump`) if they are enabled. Returns whether they were.
     ///
     /// # Errors
     /// `Allocator`: jemalloc refused.
@@ -234,7 +234,7 @@ impl Jemalloc {
         if was_on {
             self.mallctl
                 .write_bool(c"prof.gdump", false)
-                .map_err(|errno| Error::mallctl("prof.gdump", errno))?;
+                .map_err(|errno| Error::refused_mallctl("prof.gdump", errno))?;
         }
         Ok(was_on)
     }
@@ -248,7 +248,7 @@ impl Jemalloc {
         match self.mallctl.write_bool(c"thread.prof.active", false) {
             // ENOENT: no profiling, so there is nothing to exclude the thread from.
             Ok(()) | Err(Errno::NOENT) => {}
-            Err(errno) => log::debug!("{}", Error::mallctl("thread.prof.active", errno)),
+            Err(errno) => log::debug!("{}", Error::refused_mallctl("thread.prof.active", errno)),
         }
     }
 }
@@ -286,7 +286,7 @@ pub(crate) mod tests {
     #[test]
     fn ignored_activation_is_an_error() {
         let error = fake_jemalloc::<IgnoringFake>(None)
-            .activate(None)
+            .start_sampling(None)
             .unwrap_err();
         assert_eq!(error.kind, ErrorKind::Allocator);
         assert_eq!(
@@ -298,7 +298,7 @@ pub(crate) mod tests {
     #[test]
     fn refused_activation_names_errno() {
         let error = fake_jemalloc::<RefusingFake>(None)
-            .activate(None)
+            .start_sampling(None)
             .unwrap_err();
         let message = "jemalloc refused prof.active: Operation not permitted (EPERM)";
         assert_eq!(error.to_string(), message);
@@ -308,7 +308,7 @@ pub(crate) mod tests {
     fn remedy_names_variable_of_build() {
         let check = |prefix: Option<&str>, expected: &str| {
             let error = fake_jemalloc::<ProfOffFake>(prefix)
-                .activate(None)
+                .start_sampling(None)
                 .unwrap_err();
             assert_eq!(error.kind, ErrorKind::Unavailable);
             let expected =
@@ -322,6 +322,6 @@ pub(crate) mod tests {
 
     #[test]
     fn deactivation_without_profiling_succeeds() {
-        assert_eq!(fake_jemalloc::<ProfOffFake>(None).deactivate(), Ok(()));
+        assert_eq!(fake_jemalloc::<ProfOffFake>(None).stop_sampling(), Ok(()));
     }
 }

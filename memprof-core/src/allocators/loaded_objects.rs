@@ -62,7 +62,8 @@ impl LoadedObject {
         Some(self.segments.first()?.range.start & !0xfff)
     }
 
-    /// Hash that differs between any two objects, even if one is later mapped at the other's addresses.
+    /// Hash of path, load address, program headers and build id. It distinguishes an object from one that is later
+    /// mapped at its addresses.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (&self.path, self.bias, &self.headers, &self.build_id).hash(&mut hasher);
@@ -77,12 +78,12 @@ impl LoadedObject {
     }
 
     /// Whether `address` is in an executable segment.
-    pub(crate) fn is_code(&self, address: usize) -> bool {
-        self.has_access(address, PF_X)
+    pub(crate) fn contains_code_at(&self, address: usize) -> bool {
+        self.has_access_at(address, PF_X)
     }
 
-    /// Start of the first executable segment and end of the last: an optimizer such as BOLT divides the code into several.
-    /// `None` for an object without code.
+    /// Start of the first executable segment and end of the last: an optimizer such as BOLT divides the code into
+    /// several. `None` for an object without code.
     pub(crate) fn code_bounds(&self) -> Option<[usize; 2]> {
         let code = self.segments.iter().filter(|each| each.flags & PF_X != 0);
         let start = code.clone().map(|segment| segment.range.start).min()?;
@@ -91,8 +92,8 @@ impl LoadedObject {
     }
 
     /// Whether `address` is in a writable segment.
-    pub(crate) fn is_writable(&self, address: usize) -> bool {
-        self.has_access(address, PF_W)
+    pub(crate) fn is_writable_at(&self, address: usize) -> bool {
+        self.has_access_at(address, PF_W)
     }
 
     /// Segments that are not writable, so their memory equals the file.
@@ -103,7 +104,7 @@ impl LoadedObject {
     }
 
     /// Whether `address` is in a segment with this access flag, such as `PF_X`.
-    fn has_access(&self, address: usize, flag: u32) -> bool {
+    fn has_access_at(&self, address: usize, flag: u32) -> bool {
         self.segments
             .iter()
             .any(|segment| segment.flags & flag != 0 && segment.range.contains(&address))
@@ -126,7 +127,7 @@ pub(crate) fn list_loaded_objects() -> Vec<LoadedObject> {
 pub(crate) fn is_program_code(address: usize) -> bool {
     list_loaded_objects()
         .first()
-        .is_some_and(|program| program.is_code(address))
+        .is_some_and(|program| program.contains_code_at(address))
 }
 
 /// Number of objects ever loaded. While it stays equal, objects may only disappear from [`list_loaded_objects`].
@@ -141,15 +142,16 @@ pub(crate) fn load_count_under(reading: &ForkGuard) -> u64 {
     count
 }
 
-/// Number of objects ever loaded, and number of objects unloaded since.
-pub(crate) fn load_and_unload_count() -> (u64, u64) {
+/// Numbers of objects that were ever loaded, and that were ever unloaded.
+pub(crate) fn load_and_unload_counts() -> (u64, u64) {
     let mut counts = (0, 0);
     with_list_locked(&ForkGuard::acquire(), &mut |now| counts = now);
     counts
 }
 
 /// Runs `work` while no object can be added to the loader's list or removed from it. `work` gets the numbers of objects
-/// ever loaded and unloaded. It may read the list, but must not allocate.
+/// ever loaded and unloaded. It may read the list, but must not allocate. The guard delays forks, so that no child
+/// inherits the loader's lock locked.
 pub(crate) fn with_list_locked(_: &ForkGuard, mut work: &mut dyn FnMut((u64, u64))) {
     // SAFETY: dl_iterate_phdr(3) calls `run_locked` synchronously with this pointer.
     unsafe { libc::dl_iterate_phdr(Some(run_locked), (&raw mut work).cast()) };
@@ -219,7 +221,7 @@ fn find_note<'a>(mut notes: &'a [u8], (owner, kind): (&[u8], u32)) -> Option<&'a
 }
 
 /// Path with which the program was executed; for a script, the script's path. It may be relative to an earlier root
-/// (chroot(2)). `None` if it is not absolute.
+/// (chroot(2)). `None` if it is not absolute, or if the kernel did not pass it.
 fn program_path() -> Option<&'static Path> {
     // SAFETY: getauxval(3) reads a constant of this process.
     let path = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const c_char;
@@ -232,8 +234,9 @@ fn program_path() -> Option<&'static Path> {
     path.is_absolute().then_some(path)
 }
 
-/// Lists the mappings of `objects` in the format of `proc_pid_maps(5)`, for a process that cannot read /proc. The
-/// program has the path of [`program_path`], if that is known.
+/// Lists the segments of `objects` in the format of `proc_pid_maps(5)`, for a process that cannot read /proc. Addresses
+/// and offsets are rounded to pages; device and inode are 0. The program has the path of [`program_path`], if that is
+/// known.
 pub(crate) fn maps_text(objects: &[LoadedObject]) -> String {
     let mut text = String::new();
     for object in objects {
@@ -272,7 +275,7 @@ mod tests {
         let objects = list_loaded_objects();
         assert_eq!(objects[0].path, Path::new(EXECUTABLE));
         let here = first_object_is_program as *const () as usize;
-        assert!(objects[0].is_code(here));
+        assert!(objects[0].contains_code_at(here));
         assert!(!objects[1..].iter().any(|object| object.contains(here)));
     }
 

@@ -73,19 +73,19 @@ impl Mallctl {
     }
 
     /// Pointer to `mallctl`, for code that needs the C function itself.
-    pub fn function(&self) -> MallctlFn {
+    pub fn mallctl_function(&self) -> MallctlFn {
         self.mallctl
     }
 
     /// Pointer to `malloc_stats_print`. `None` if the program does not contain it.
-    pub fn stats_print(&self) -> Option<StatsPrintFn> {
+    pub fn stats_print_function(&self) -> Option<StatsPrintFn> {
         self.stats_print
     }
 
-    /// Reads an integer.
+    /// Reads the integer value of the mallctl `name`.
     ///
     /// # Errors
-    /// The error that `mallctl` returned; EINVAL if the value has another size.
+    /// The error that `mallctl` returned; EINVAL if the value has another size than `T`.
     pub fn read<T: Value>(&self, name: &CStr) -> Result<T, Errno> {
         let mut value = T::default();
         let mut size = size_of::<T>();
@@ -118,7 +118,7 @@ impl Mallctl {
         rc != Errno::NOENT.raw_os_error()
     }
 
-    /// Reads a bool; any byte other than 0 is true.
+    /// Reads the bool value of the mallctl `name`; any byte other than 0 is true.
     ///
     /// # Errors
     /// The error that `mallctl` returned.
@@ -127,7 +127,7 @@ impl Mallctl {
         self.read::<u8>(name).map(|byte| byte != 0)
     }
 
-    /// Reads a string, such as `version`.
+    /// Reads the text value of the mallctl `name`, such as `version`. Replaces bytes that are not UTF-8.
     ///
     /// # Errors
     /// The error that `mallctl` returned; EINVAL for a null pointer.
@@ -141,7 +141,7 @@ impl Mallctl {
         Ok(text.to_string_lossy().into_owned())
     }
 
-    /// Writes an integer.
+    /// Writes an integer to the mallctl `name`. `T` must be the type of its value.
     ///
     /// # Errors
     /// The error that `mallctl` returned.
@@ -158,7 +158,8 @@ impl Mallctl {
         })
     }
 
-    /// Writes a value, and returns the number that the same call reads. `T` must be the mallctl's type.
+    /// Writes `new` to the mallctl `name`, and returns the `size_t` that the same call reads. `T` must be the type of
+    /// the written value.
     ///
     /// # Errors
     /// The error that `mallctl` returned.
@@ -179,7 +180,7 @@ impl Mallctl {
         Ok(result)
     }
 
-    /// Queries `addresses`: the mallctl writes one `T` per address to `results`.
+    /// Passes `addresses` to the mallctl `name`, which writes one `T` per address to `results`.
     ///
     /// # Safety
     /// The mallctl accepts these addresses, and writes valid values of type `T`.
@@ -187,7 +188,7 @@ impl Mallctl {
     /// # Errors
     /// The error that `mallctl` returned; EINVAL if the slices differ in length.
     #[cfg(target_arch = "x86_64")]
-    pub(crate) unsafe fn query_each<T: Copy>(
+    pub(crate) unsafe fn query_addresses<T: Copy>(
         &self,
         name: &CStr,
         addresses: &[usize],
@@ -210,7 +211,7 @@ impl Mallctl {
         })
     }
 
-    /// Runs a mallctl without a value, such as `arena.<i>.purge`.
+    /// Calls the mallctl `name` for its effect, without a value, such as `arena.<i>.purge`.
     ///
     /// # Errors
     /// The error that `mallctl` returned.
@@ -236,7 +237,7 @@ impl Mallctl {
     ///
     /// # Errors
     /// The error that `mallctl` returned.
-    pub(crate) fn print_to(
+    pub(crate) fn print_mallctl(
         &self,
         name: &CStr,
         mut sink: &mut dyn FnMut(&[u8]),
@@ -258,7 +259,7 @@ impl Mallctl {
         })
     }
 
-    /// Writes a bool.
+    /// Writes a bool to the mallctl `name`.
     ///
     /// # Errors
     /// The error that `mallctl` returned.
@@ -266,7 +267,7 @@ impl Mallctl {
         self.write(name, u8::from(value))
     }
 
-    /// Writes a path, such as that of `prof.dump`. jemalloc copies the path.
+    /// Writes a path to the mallctl `name`, such as `prof.dump`. jemalloc copies the path.
     ///
     /// # Errors
     /// The error that `mallctl` returned; EFAULT for all file errors.
@@ -283,7 +284,7 @@ unsafe extern "C" fn forward_piece(opaque: *mut c_void, piece: *const c_char) {
     }
     // SAFETY: jemalloc(3): a piece is NUL-terminated and valid during the call.
     let piece = unsafe { CStr::from_ptr(piece) }.to_bytes();
-    // SAFETY: `print_stats` or `print_to` passed a pointer to its sink, which nothing else uses during the call.
+    // SAFETY: `print_stats` or `print_mallctl` passed a pointer to its sink, which nothing else uses during the call.
     let sink = unsafe { &mut *opaque.cast::<&mut dyn FnMut(&[u8])>() };
     let passed = catch_unwind(AssertUnwindSafe(|| sink(piece)));
     if let Err(payload) = passed {

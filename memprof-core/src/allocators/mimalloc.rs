@@ -69,7 +69,7 @@ impl Mimalloc {
         let functions = unsafe { transmute::<[*const c_void; 5], Functions>(pointers) };
         let identity = AllocatorIdentity {
             kind: AllocatorKind::Mimalloc,
-            version: version(&functions)?,
+            version: read_version(&functions)?,
             found_by: symbols.found_by(),
             owns_malloc: owns_malloc(&functions),
             address: symbols.function_address(ANCHOR)?,
@@ -86,12 +86,12 @@ impl Mimalloc {
         let name = name.to_string_lossy();
         let message = format!("{} lacks {name}", self.identity);
         Error::new(ErrorKind::Unsupported, message)
-            .remedy("its library is incomplete or too old: use mimalloc 2.0.2 or newer")
+            .with_remedy("its library is incomplete or too old: use mimalloc 2.0.2 or newer")
     }
 }
 
 /// Version as text, such as `2.0.9`. `None` if the build lacks `mi_version`.
-fn version(functions: &Functions) -> Option<String> {
+fn read_version(functions: &Functions) -> Option<String> {
     // SAFETY: mimalloc.h: the function takes no arguments.
     Some(version_text(unsafe { functions.version?() }))
 }
@@ -126,7 +126,8 @@ fn owns_malloc(functions: &Functions) -> bool {
 }
 
 impl Mimalloc {
-    /// Committed bytes only, because release builds of mimalloc count neither objects nor free pages.
+    /// Committed bytes of the process, without a division: release builds of mimalloc count neither objects nor free
+    /// pages.
     ///
     /// # Errors
     /// `Unsupported`: the build lacks `mi_process_info`.
@@ -165,7 +166,7 @@ impl Mimalloc {
     ///
     /// # Errors
     /// `Unsupported`: the build lacks `mi_collect`.
-    pub(crate) fn purge(&self) -> Result<()> {
+    pub(crate) fn purge_free_pages(&self) -> Result<()> {
         let collect = self
             .functions
             .collect

@@ -29,7 +29,7 @@ impl PrintOptions {
             let message = format!("opts={letters:?} {reason}");
             let remedy =
                 format!("valid letters: {OPTION_LETTERS}, each at most once; for example opts=Ja");
-            Err(Error::new(ErrorKind::InvalidArgument, message).remedy(remedy))
+            Err(Error::new(ErrorKind::InvalidArgument, message).with_remedy(remedy))
         };
         if let Some(unknown) = letters
             .chars()
@@ -111,8 +111,8 @@ impl Printout {
         text
     }
 
-    /// Appends a piece, up to the limit. Never fails: if memory or space runs out, the text is marked as cut and stays
-    /// as it is.
+    /// Appends as much of a piece as the limit allows. Never fails: once a piece does not fit or memory runs out, the
+    /// text is marked as cut, and further pieces are dropped.
     pub(crate) fn push(&mut self, piece: &[u8]) {
         let fitting = &piece[..piece.len().min(self.limit.saturating_sub(self.bytes.len()))];
         // The memory comes from the allocator that is being described, which may have run out of it.

@@ -28,7 +28,7 @@ pub struct ProfilerExclusion {
 
 impl ProfilerExclusion {
     /// Excludes this thread from memprof's sampler and from jemallocs with exported symbols, until the guard is
-    /// dropped. Serves during the search for allocators, which itself allocates.
+    /// dropped. For the search for allocators, which itself allocates and has not found the jemallocs yet.
     pub fn from_exported_symbols() -> Self {
         let names = [c"mallctl", c"_rjem_mallctl", c"je_mallctl"];
         let found = names.into_iter().filter_map(|name| {
@@ -40,16 +40,16 @@ impl ProfilerExclusion {
             // SAFETY: jemalloc(3) gives the type. The program and the libraries loaded at its start are never unloaded.
             Some(unsafe { Mallctl::new(found, None) })
         });
-        Self::new(found)
+        Self::from_jemallocs(found)
     }
 
     /// Excludes this thread, until the guard is dropped, from memprof's sampler and from those of `jemallocs` that
     /// sample it, at most [`MAX_JEMALLOCS`]. Does not allocate.
-    pub(crate) fn new(jemallocs: impl Iterator<Item = Mallctl>) -> Self {
+    pub(crate) fn from_jemallocs(jemallocs: impl Iterator<Item = Mallctl>) -> Self {
         let mut guard = Self {
             excluded_from: [None; MAX_JEMALLOCS],
             #[cfg(target_arch = "x86_64")]
-            _own_sampler: memprof_sampler::SamplerExclusion::this_thread(),
+            _own_sampler: memprof_sampler::SamplerExclusion::for_this_thread(),
             _thread: PhantomData,
         };
         let sampling = jemallocs.filter(|mallctl| mallctl.read_bool(THREAD_ACTIVE) == Ok(true));

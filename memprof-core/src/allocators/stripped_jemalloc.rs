@@ -10,7 +10,7 @@ use memchr::memmem::Finder;
 use memmap2::MmapMut;
 
 use crate::allocators::loaded_objects::{self, EXECUTABLE, LoadedObject};
-use crate::allocators::symbols::real_path;
+use crate::allocators::symbols::resolve_executable_link;
 
 /// Texts that every jemalloc 4 and 5 contains: the start of its error messages, and the name of an option. Both are
 /// required, because a program that only mentions jemalloc may contain one of them.
@@ -21,8 +21,8 @@ const TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
 const CHUNK_SIZE: usize = 1 << 17;
 
 /// Returns the path of the program if its file contains jemalloc's constant texts, but none of the known jemallocs is
-/// inside the program: then no symbol leads to that jemalloc. `known` has the addresses of the known jemallocs. `None`
-/// also if the file cannot be read.
+/// inside the program: then the program's symbols do not name its jemalloc. `known` has the addresses of the known
+/// jemallocs. `None` also if the file cannot be read.
 pub(crate) fn find_stripped_jemalloc(known: impl Iterator<Item = usize>) -> Option<PathBuf> {
     let objects = loaded_objects::list_loaded_objects();
     let program = objects.first()?;
@@ -31,16 +31,16 @@ pub(crate) fn find_stripped_jemalloc(known: impl Iterator<Item = usize>) -> Opti
         return None;
     }
     let file = File::open(EXECUTABLE).ok()?;
-    let contains_text = |text: &&[u8]| file_contains(&file, program, text).unwrap_or(false);
+    let contains_text = |text: &&[u8]| file_contains_text(&file, program, text).unwrap_or(false);
     TEXTS
         .iter()
         .all(contains_text)
-        .then(|| real_path(EXECUTABLE.as_ref()))
+        .then(|| resolve_executable_link(EXECUTABLE.as_ref()))
 }
 
 /// Whether `text` is in the constant segments of the program's file. Reads the file instead of mapping it: mapped pages
 /// would count as this process's memory, and fault if the file is truncated. Fails if the file cannot be read.
-fn file_contains(file: &File, program: &LoadedObject, text: &[u8]) -> io::Result<bool> {
+fn file_contains_text(file: &File, program: &LoadedObject, text: &[u8]) -> io::Result<bool> {
     let finder = Finder::new(text);
     let mut chunk = MmapMut::map_anon(CHUNK_SIZE)?;
     for segment in program.constant_segments() {
@@ -72,7 +72,10 @@ mod tests {
         let objects = loaded_objects::list_loaded_objects();
         let file = File::open(EXECUTABLE).unwrap();
         let check = |text: &[u8], expected| {
-            assert_eq!(file_contains(&file, &objects[0], text).unwrap(), expected);
+            assert_eq!(
+                file_contains_text(&file, &objects[0], text).unwrap(),
+                expected
+            );
         };
         check(b"a text that only this test contains", true);
         // Reversed at run time, so that no file contains it.
@@ -82,7 +85,7 @@ mod tests {
 
     #[test]
     fn program_with_known_jemalloc_is_not_searched() {
-        let here = file_contains as *const () as usize;
+        let here = file_contains_text as *const () as usize;
         assert_eq!(find_stripped_jemalloc(std::iter::once(here)), None);
     }
 }

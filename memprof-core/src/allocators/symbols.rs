@@ -51,17 +51,19 @@ impl<'a> ObjectSymbols<'a> {
         // SAFETY: dlsym(3) gets a NUL-terminated name.
         let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, anchor.as_ptr()) } as usize;
         // This also excludes memprof's own image, because `objects` does not contain it.
-        let object = objects.iter().find(|object| object.is_code(address))?;
+        let object = objects
+            .iter()
+            .find(|object| object.contains_code_at(address))?;
         let source = SymbolSource::Exported(RetainedObject::keep_loaded(object)?);
         Some(Self { object, source })
     }
 
     /// Address of the variable `name` in the process's global scope. `None` if it is not in a writable segment of
     /// `objects`.
-    pub(crate) fn exported_variable(objects: &[LoadedObject], name: &CStr) -> Option<usize> {
+    pub(crate) fn find_exported_variable(objects: &[LoadedObject], name: &CStr) -> Option<usize> {
         // SAFETY: dlsym(3) gets a NUL-terminated name.
         let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
-        let is_in = |object: &LoadedObject| object.is_writable(address);
+        let is_in = |object: &LoadedObject| object.is_writable_at(address);
         objects.iter().any(is_in).then_some(address)
     }
 
@@ -70,13 +72,13 @@ impl<'a> ObjectSymbols<'a> {
     /// address from it would crash.
     ///
     /// # Errors
-    /// The file cannot be read, or [`open_object`] refuses it.
+    /// The file cannot be read, or [`open_object_file`] refuses it.
     pub(crate) fn from_file(
         object: &'a LoadedObject,
         anchors: &[&[u8]],
         wanted: impl Fn(&[u8]) -> bool,
     ) -> io::Result<Option<Self>> {
-        let names = read_names(object, anchors, wanted)?;
+        let names = read_symbols(object, anchors, wanted)?;
         if names.is_empty() {
             return Ok(None);
         }
@@ -87,7 +89,7 @@ impl<'a> ObjectSymbols<'a> {
             );
             return Ok(None);
         }
-        let path = real_path(&object.path);
+        let path = resolve_executable_link(&object.path);
         let source = SymbolSource::Table { path, names };
         Ok(Some(Self { object, source }))
     }
@@ -103,18 +105,18 @@ impl<'a> ObjectSymbols<'a> {
 
     /// Address of a function. `None` if the object has no code with this name.
     pub(crate) fn function_address(&self, name: &CStr) -> Option<usize> {
-        self.address(name)
-            .filter(|address| self.object.is_code(*address))
+        self.symbol_address(name)
+            .filter(|address| self.object.contains_code_at(*address))
     }
 
     /// Address of a variable. `None` if the object has no writable data with this name.
     pub(crate) fn variable_address(&self, name: &CStr) -> Option<usize> {
-        self.address(name)
-            .filter(|address| self.object.is_writable(*address))
+        self.symbol_address(name)
+            .filter(|address| self.object.is_writable_at(*address))
     }
 
     /// Address in memory of a symbol of any kind. `None` if the object lacks the name.
-    fn address(&self, name: &CStr) -> Option<usize> {
+    fn symbol_address(&self, name: &CStr) -> Option<usize> {
         match &self.source {
             SymbolSource::Exported(loaded) => loaded.symbol_address(name),
             SymbolSource::Table { names, .. } => names
@@ -126,7 +128,7 @@ impl<'a> ObjectSymbols<'a> {
 
     /// Path of the object's file. For the program, the target of its link in /proc.
     pub(crate) fn path(&self) -> PathBuf {
-        real_path(&self.object.path)
+        resolve_executable_link(&self.object.path)
     }
 
     /// Source of these symbols: the dynamic symbols, or the symbol tables of a file, with its path.
@@ -156,7 +158,8 @@ pub(crate) fn malloc_address() -> Option<usize> {
 struct RetainedObject(NonNull<c_void>);
 
 impl RetainedObject {
-    /// Keeps the object loaded until the process ends. `None` if it is already being unloaded.
+    /// Keeps the object loaded until the process ends, and returns a handle for dlsym(3). `None` if it is already being
+    /// unloaded.
     fn keep_loaded(object: &LoadedObject) -> Option<Self> {
         let path = CString::new(object.path.as_os_str().as_bytes()).ok()?;
         let is_library = object.path != Path::new(EXECUTABLE);
@@ -231,15 +234,15 @@ pub(crate) unsafe fn as_function<F: Copy>(address: usize) -> F {
     unsafe { std::mem::transmute_copy(&pointer) }
 }
 
-/// Reads the names that `wanted` accepts, with their addresses in memory. Returns an empty list if no name contains an
-/// anchor, if the file is not the mapped one, or if it is not a valid ELF file. Fails if the file cannot be opened or
-/// mapped.
-fn read_names(
+/// Reads the names that `wanted` accepts from the symbol tables of the object's file, with their addresses in memory.
+/// Returns an empty list if no name contains one of the `anchors`, if the file is not the mapped one, or if it is not a
+/// valid ELF file. Fails if the file cannot be opened or mapped.
+fn read_symbols(
     object: &LoadedObject,
     anchors: &[&[u8]],
     wanted: impl Fn(&[u8]) -> bool,
 ) -> io::Result<Vec<(String, usize)>> {
-    let file = open_object(&object.path)?;
+    let file = open_object_file(&object.path)?;
     // SAFETY: the mapping is read-only and private. If another process truncates the file, the loader's own
     // mapping of it fails too.
     let bytes = unsafe { memmap2::Mmap::map(&file) }?;
@@ -272,13 +275,13 @@ fn read_names(
     Ok(names.collect())
 }
 
-/// Opens the file of a loaded object. Its path may lead to another file by now: opening a FIFO would block this thread
+/// Opens the file of a loaded object. Another file may be at its path by now: opening a FIFO would block this thread
 /// forever, and reading symbol tables in a huge hole, which takes no disk space, would take minutes.
 ///
 /// # Errors
 /// `InvalidInput`: not a regular file, or larger than 64 MiB with more than 15 of 16 bytes in holes. Linkers write no
 /// such file, compressing file systems do not reach that ratio, and memprof-report refuses the same files.
-fn open_object(path: &Path) -> io::Result<File> {
+fn open_object_file(path: &Path) -> io::Result<File> {
     const MAX_UNCHECKED_SIZE: u64 = 64 << 20;
     const MAX_SPARSE_RATIO: u64 = 16;
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
@@ -319,7 +322,7 @@ fn is_mapped_from(object: &LoadedObject, elf: &Elf<'_>, bytes: &[u8]) -> bool {
 
 /// Returns `path`, or for [`EXECUTABLE`] the file to which it links. If the link cannot be read, returns [`EXECUTABLE`]
 /// itself.
-pub(crate) fn real_path(path: &Path) -> PathBuf {
+pub(crate) fn resolve_executable_link(path: &Path) -> PathBuf {
     if path != Path::new(EXECUTABLE) {
         return path.to_owned();
     }
@@ -390,7 +393,7 @@ mod tests {
         holes.set_len(7 << 30).unwrap();
         std::fs::write(path("small"), "text").unwrap();
         let check = |name: &str, expected: bool| {
-            assert_eq!(open_object(&path(name)).is_ok(), expected, "{name}");
+            assert_eq!(open_object_file(&path(name)).is_ok(), expected, "{name}");
         };
         check("fifo", false);
         check("device", false);

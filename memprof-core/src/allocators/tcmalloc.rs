@@ -130,7 +130,7 @@ impl Tcmalloc {
         }
     }
 
-    /// Reads a numeric property.
+    /// Reads a numeric property, such as `generic.heap_size`.
     ///
     /// # Errors
     /// `Allocator`: this build lacks the property.
@@ -143,13 +143,13 @@ impl Tcmalloc {
 }
 
 impl Tcmalloc {
-    /// Reason why tcmalloc cannot be profiled: this build lacks something for it. `None` if it can.
+    /// Reason why tcmalloc cannot be profiled: the error of the search for its profiler. `None` if it can.
     pub(crate) fn unprofilable_reason(&self) -> Option<Unprofilable> {
         let missing = self.profiler.as_ref().err();
         missing.map(|error| Unprofilable::Incomplete(Box::new(error.clone())))
     }
 
-    /// Whether sampling is on: the sample interval is above 0.
+    /// Whether sampling is on: the sample interval is above 0. False without a profiler.
     pub(crate) fn is_active(&self) -> bool {
         let rate = self
             .profiler
@@ -170,7 +170,7 @@ impl Tcmalloc {
     ///
     /// # Errors
     /// `Unsupported`: this build has no profiler. `Allocator`: tcmalloc refused.
-    pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
+    pub(crate) fn start_sampling(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         let profiler = self.require_profiler()?;
         let before = self.known_interval();
         let interval = match interval {
@@ -210,7 +210,7 @@ impl Tcmalloc {
 
     /// Stops sampling, and stores the interval for later profiles. Does nothing without a profiler. Fails if tcmalloc
     /// refuses, or ignores it.
-    pub(crate) fn deactivate(&self) -> Result<()> {
+    pub(crate) fn stop_sampling(&self) -> Result<()> {
         let Ok(profiler) = &self.profiler else {
             return Ok(());
         };
@@ -225,13 +225,13 @@ impl Tcmalloc {
     ///
     /// # Errors
     /// Always `Unsupported`.
-    pub(crate) fn reset(&self) -> Result<()> {
+    pub(crate) fn reset_samples(&self) -> Result<()> {
         self.require_profiler()?;
         let message = format!(
             "{} keeps each sample until its memory is freed",
             self.identity
         );
-        Err(Error::new(ErrorKind::Unsupported, message).remedy(
+        Err(Error::new(ErrorKind::Unsupported, message).with_remedy(
             "compare two dumps instead: memprof report LATER --base EARLIER; `activate \
              sample_interval=SIZE` sets the interval",
         ))
@@ -311,7 +311,7 @@ impl Tcmalloc {
     ///
     /// # Errors
     /// `Unsupported`: the build lacks the function.
-    pub(crate) fn purge(&self) -> Result<()> {
+    pub(crate) fn purge_free_pages(&self) -> Result<()> {
         let released = self.extension.release_free_memory();
         released.ok_or_else(|| self.missing_symbol_error(extension::RELEASE))
     }
@@ -328,6 +328,6 @@ impl Tcmalloc {
         let name = name.to_string_lossy();
         let message = format!("{} lacks {name}", self.identity);
         Error::new(ErrorKind::Unsupported, message)
-            .remedy("its library is incomplete or too old: use gperftools 2.0 or newer")
+            .with_remedy("its library is incomplete or too old: use gperftools 2.0 or newer")
     }
 }

@@ -50,9 +50,9 @@ pub(crate) enum Unprofilable {
 }
 
 impl Unprofilable {
-    /// Adds the remedy of `error`, which is the reason why memprof's sampler cannot sample the allocator either.
-    /// Changes nothing if `error` has no remedy.
-    pub(crate) fn with_sampler_error(self, error: &Error) -> Self {
+    /// Adds the remedy of `error` as a second one. `error` is the reason why memprof's sampler cannot sample the
+    /// allocator either. Changes nothing if `error` has no remedy.
+    pub(crate) fn with_sampler_remedy(self, error: &Error) -> Self {
         match error.remedy.as_str() {
             "" => self,
             remedy => Self::SamplerAfterRemedy {
@@ -108,7 +108,7 @@ impl Unprofilable {
     }
 
     /// Machine-readable code of the finding in `doctor`.
-    pub(crate) fn code(&self) -> &'static str {
+    pub(crate) fn finding_code(&self) -> &'static str {
         match self {
             Self::NoProfiler { .. } => "no_jemalloc",
             Self::NoPreload { .. } | Self::Ignored { .. } => "secure_execution",
@@ -118,7 +118,7 @@ impl Unprofilable {
             Self::OtherVariable { .. } => "wrong_variable",
             Self::StrippedJemalloc(_) => "hidden_jemalloc",
             Self::UnknownMalloc(_) => "unknown_malloc",
-            Self::SamplerAfterRemedy { reason, .. } => reason.code(),
+            Self::SamplerAfterRemedy { reason, .. } => reason.finding_code(),
         }
     }
 
@@ -217,7 +217,7 @@ impl From<Unprofilable> for Error {
         };
         match reason {
             Unprofilable::Incomplete(error) => *error,
-            reason => Self::new(kind, reason.message()).remedy(reason.remedy()),
+            reason => Self::new(kind, reason.message()).with_remedy(reason.remedy()),
         }
     }
 }
@@ -232,7 +232,7 @@ fn conf_variable_names(variable: &Option<String>) -> &str {
 /// `Unsupported` error for an allocator that keeps no record of its heap's growth.
 pub(crate) fn no_growth_profile_error(allocator: &AllocatorIdentity) -> Error {
     let message = format!("{allocator} keeps no growth profile");
-    Error::new(ErrorKind::Unsupported, message).remedy(
+    Error::new(ErrorKind::Unsupported, message).with_remedy(
         "only gperftools' tcmalloc does; compare two heap profiles instead: memprof report LATER \
          --base EARLIER",
     )
@@ -243,21 +243,21 @@ pub(crate) fn no_pinned_profile_error(allocator: &AllocatorIdentity) -> Error {
     let message = format!(
         "{allocator} does not report how full its pages are, so the holders of nearly empty ones cannot be found"
     );
-    Error::new(ErrorKind::Unsupported, message).remedy(
+    Error::new(ErrorKind::Unsupported, message).with_remedy(
         "jemalloc 5.2 and newer does, if built with statistics, with memprof's sampler: start the program with \
          `memprof run --allocator jemalloc`, then `activate sampler=memprof sample_interval=64KiB`",
     )
 }
 
-/// `Unsupported` error for a request of pinned pages (nearly empty, held by few objects) when jemalloc samples itself:
-/// it puts each sampled object on pages of its own.
-pub(crate) fn pinned_pages_error(jemalloc: &AllocatorIdentity) -> Error {
+/// `Unsupported` error for a request of pinned pages (nearly empty, held by few objects) while jemalloc's own sampler
+/// is selected: it puts each sampled object on pages of its own, so its samples do not show the holders.
+pub(crate) fn no_pinned_samples_error(jemalloc: &AllocatorIdentity) -> Error {
     let message = format!(
         "{jemalloc} puts each object that it samples itself on pages of its own, so its samples do not show who \
          holds those that are nearly empty"
     );
     Error::new(ErrorKind::Unsupported, message)
-        .remedy("sample with memprof: `activate sampler=memprof sample_interval=64KiB`, and let the program work")
+        .with_remedy("sample with memprof: `activate sampler=memprof sample_interval=64KiB`, and let the program work")
 }
 
 /// Names and values of the environment variables that some jemalloc may read: those with names that end in
@@ -288,7 +288,7 @@ pub(crate) mod tests {
         let allocator = || "jemalloc 5.3.0".to_owned();
         let variable = || "_RJEM_MALLOC_CONF".to_owned();
         let incomplete =
-            Error::new(ErrorKind::Unsupported, "it is minimal").remedy("use libtcmalloc");
+            Error::new(ErrorKind::Unsupported, "it is minimal").with_remedy("use libtcmalloc");
         vec![
             Unprofilable::NoProfiler {
                 allocator: Some(allocator()),
@@ -384,12 +384,12 @@ pub(crate) mod tests {
             variable: Some("MALLOC_CONF".to_owned()),
         };
         let error = Error::new(ErrorKind::Unsupported, "no slot leads to it");
-        assert_eq!(reason().with_sampler_error(&error), reason());
+        assert_eq!(reason().with_sampler_remedy(&error), reason());
         let combined =
-            reason().with_sampler_error(&error.remedy("`memprof attach 7 sampler=memprof`"));
+            reason().with_sampler_remedy(&error.with_remedy("`memprof attach 7 sampler=memprof`"));
         assert_eq!(
-            (combined.code(), combined.message()),
-            (reason().code(), reason().message())
+            (combined.finding_code(), combined.message()),
+            (reason().finding_code(), reason().message())
         );
         let remedy = "restart this program with MALLOC_CONF=prof:true,prof_active:false; or, as it runs, \
                       `memprof attach 7 sampler=memprof`";

@@ -145,7 +145,7 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
              instead",
         ));
     }
-    if jemalloc.leaves_threads_out {
+    if jemalloc.may_skip_threads {
         findings.push(new_finding(
             "threads_left_out",
             Warning,

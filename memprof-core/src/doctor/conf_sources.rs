@@ -17,7 +17,7 @@ const MAX_TEXT_LEN: usize = 4096;
 
 /// Reads the option texts of a jemalloc, in the order in which jemalloc applies them: later ones override earlier ones.
 /// Sources without a text are omitted. Empty if the name of its environment variable is unknown.
-pub(crate) fn read_sources(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Vec<ConfSource> {
+pub(crate) fn read_conf_sources(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Vec<ConfSource> {
     let Some(variable) = &jemalloc.conf_variable else {
         return Vec::new();
     };
@@ -30,13 +30,13 @@ pub(crate) fn read_sources(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Vec
         ("--with-malloc-conf".to_owned(), built_in),
         (
             format!("the program's {symbol}"),
-            read_program_variable(jemalloc, objects, &symbol),
+            read_program_string(jemalloc, objects, &symbol),
         ),
         (link.clone(), read_conf_link(link.as_ref())),
-        (variable.clone(), read_environment(variable)),
+        (variable.clone(), read_environment_variable(variable)),
         (
             format!("the program's {harder}"),
-            read_program_variable(jemalloc, objects, &harder),
+            read_program_string(jemalloc, objects, &harder),
         ),
     ];
     let source = |(name, text): (String, Option<String>)| {
@@ -52,24 +52,25 @@ pub(crate) fn read_sources(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Vec
     texts.into_iter().filter_map(source).collect()
 }
 
-/// Path of the symbolic link with options: `/etc/malloc.conf`, with the jemalloc's prefix in the file name.
+/// Path of the symbolic link with options: `/etc/malloc.conf`, with the jemalloc's prefix in the file name. `symbol` is
+/// the name of its variable, such as `_rjem_malloc_conf`.
 pub(crate) fn conf_link_path(symbol: &str) -> String {
     format!("/etc/{}", symbol.replace("malloc_conf", "malloc.conf"))
 }
 
-/// Target of the symbolic link, which jemalloc reads as options. `None` if the file is missing or not a link.
+/// Target of the symbolic link `link`, which jemalloc reads as options. `None` if the file is missing or not a link.
 fn read_conf_link(link: &Path) -> Option<String> {
     let target = std::fs::read_link(link).ok()?;
     Some(target.to_string_lossy().into_owned())
 }
 
 /// Value of the environment variable. `None` if it is unset, or if jemalloc ignores the environment.
-fn read_environment(variable: &str) -> Option<String> {
+fn read_environment_variable(variable: &str) -> Option<String> {
     let value = std::env::var_os(variable).filter(|_| !is_secure_execution())?;
     Some(value.to_string_lossy().into_owned())
 }
 
-/// Whether this jemalloc has an option of this name.
+/// Whether this jemalloc has the start option `key`, by its mallctl `opt.KEY`.
 fn has_option(jemalloc: &Jemalloc, key: &str) -> bool {
     let Ok(name) = CString::new(format!("opt.{key}")) else {
         return false;
@@ -80,18 +81,19 @@ fn has_option(jemalloc: &Jemalloc, key: &str) -> bool {
 /// Reads the string to which a variable of the program points. `None` if the variable is missing, or does not point to
 /// a string of less than [`MAX_TEXT_LEN`] bytes of UTF-8. Reads memory through /proc, which fails safely: the program
 /// may have set the pointer to anything.
-fn read_program_variable(
+fn read_program_string(
     jemalloc: &Jemalloc,
     objects: &[LoadedObject],
     symbol: &str,
 ) -> Option<String> {
     let name = CString::new(symbol).ok()?;
-    let address = find_variable(jemalloc, objects, &name)?;
+    let address = find_conf_variable(jemalloc, objects, &name)?;
     let memory = File::open("/proc/thread-self/mem").ok()?;
     let mut pointer = [0; size_of::<usize>()];
     memory.read_exact_at(&mut pointer, address as u64).ok()?;
     let start = usize::from_ne_bytes(pointer) as u64;
     let mut text = Vec::new();
+    // Byte by byte, because the memory behind the text may be unreadable.
     while text.len() < MAX_TEXT_LEN {
         let mut byte = [0];
         memory
@@ -105,12 +107,12 @@ fn read_program_variable(
     None
 }
 
-/// Address of the variable in the process's global scope. If it is not exported, the symbols of the file that contains
-/// the jemalloc are searched. `None` if neither has it.
-fn find_variable(jemalloc: &Jemalloc, objects: &[LoadedObject], name: &CStr) -> Option<usize> {
+/// Address of the variable `name` in the process's global scope, or else in the object that contains the jemalloc, by
+/// the symbols of its file. `None` if neither has it.
+fn find_conf_variable(jemalloc: &Jemalloc, objects: &[LoadedObject], name: &CStr) -> Option<usize> {
     let mallctl = jemalloc.mallctl.address();
     let object = objects.iter().find(|object| object.contains(mallctl))?;
-    let exported = ObjectSymbols::exported_variable(objects, name);
+    let exported = ObjectSymbols::find_exported_variable(objects, name);
     exported.or_else(|| {
         let wanted = |known: &[u8]| known == name.to_bytes();
         let symbols = ObjectSymbols::from_file(object, &[name.to_bytes()], wanted);

@@ -73,7 +73,7 @@ pub(crate) struct JemallocFacts {
     /// Whether it writes a dump at each new maximum of its memory (`prof.gdump`).
     pub has_builtin_gdump: bool,
     /// Whether some threads may be unsampled.
-    pub leaves_threads_out: bool,
+    pub may_skip_threads: bool,
 }
 
 #[derive(Clone, Debug, Default)]

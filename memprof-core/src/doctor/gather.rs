@@ -14,12 +14,12 @@ use memprof_messages::{RuntimeSigns, find_runtime_heaps};
 use object::read::elf::{ElfFile64, ElfSymbol64};
 use object::{Object, ObjectSymbol};
 
-use super::conf_sources::{conf_link_path, read_sources};
+use super::conf_sources::{conf_link_path, read_conf_sources};
 use super::malloc_conf::ConfSource;
 use super::{AllocatorFacts, DumpDirFacts, Facts, JemallocFacts};
 use crate::allocators::jemalloc::Jemalloc;
 use crate::allocators::loaded_objects::{self, EXECUTABLE, LoadedObject};
-use crate::allocators::symbols::real_path;
+use crate::allocators::symbols::resolve_executable_link;
 use crate::allocators::unprofilable::malloc_conf_variables;
 use crate::dumps::store::Store;
 use crate::sampler::Backend;
@@ -41,7 +41,7 @@ pub(crate) fn gather_facts(
     let objects = loaded_objects::list_loaded_objects();
     let jemallocs: Vec<_> = backends
         .iter()
-        .filter_map(|each| each.allocator.jemalloc())
+        .filter_map(|each| each.allocator.as_jemalloc())
         .collect();
     Facts {
         unavailable: None,
@@ -50,15 +50,15 @@ pub(crate) fn gather_facts(
             .into_iter()
             .map(|each| {
                 let (hidden, sources) = (
-                    hidden_conf_symbol(each, &objects),
-                    read_sources(each, &objects),
+                    find_hidden_conf_symbol(each, &objects),
+                    read_conf_sources(each, &objects),
                 );
-                JemallocFacts::new(each, allocated(each), hidden, sources)
+                JemallocFacts::read(each, allocated(each), hidden, sources)
             })
             .collect(),
         allocators: backends
             .iter()
-            .map(|each| AllocatorFacts::new(each))
+            .map(|each| AllocatorFacts::from_backend(each))
             .collect(),
         unknown_malloc,
         environment: malloc_conf_variables(),
@@ -80,7 +80,7 @@ pub(crate) fn gather_facts(
 impl AllocatorFacts {
     /// Reads the facts of one allocator. The sample interval is that of the selected sampler, the allocator's or
     /// memprof's.
-    pub(crate) fn new(backend: &Backend) -> Self {
+    pub(crate) fn from_backend(backend: &Backend) -> Self {
         let identity = backend.identity();
         Self {
             name: identity.to_string(),
@@ -95,7 +95,7 @@ impl AllocatorFacts {
 impl JemallocFacts {
     /// Reads the options of one jemalloc that concern profiling. A switch that cannot be read counts as off.
     /// `allocated` is its live bytes, if known. `hidden_conf_symbol` and `sources` are stored as they are.
-    pub(crate) fn new(
+    pub(crate) fn read(
         jemalloc: &Jemalloc,
         allocated: Option<u64>,
         hidden_conf_symbol: Option<String>,
@@ -110,7 +110,7 @@ impl JemallocFacts {
         let prefix = mallctl.read_text(c"opt.prof_prefix");
         let prefix = prefix.unwrap_or_else(|_| String::new());
         Self {
-            version: jemalloc.identity.release().to_owned(),
+            version: jemalloc.identity.release_version().to_owned(),
             conf_variable: jemalloc.conf_variable.clone(),
             hidden_conf_symbol,
             unprofilable: jemalloc.unprofilable.clone(),
@@ -119,26 +119,27 @@ impl JemallocFacts {
             lg_sample: jemalloc.lg_sample(),
             allocated,
             sources,
-            misplaced_conf_file: misplaced_conf_file(jemalloc),
+            misplaced_conf_file: find_misplaced_conf_file(jemalloc),
             is_prefix_dir_world_writable: is_prefix_dir_world_writable(&prefix),
             prefix,
             has_builtin_dumps: is_on(c"opt.prof_final") || is_on(c"prof.gdump") || interval < 64,
             has_builtin_gdump: jemalloc.opt_prof && is_on(c"prof.gdump"),
-            leaves_threads_out: jemalloc.leaves_threads_out(),
+            may_skip_threads: jemalloc.may_skip_threads(),
         }
     }
 }
 
-/// Arguments of the program, which it may have overwritten since its start. Empty if they cannot be read.
+/// Arguments of the program, which it may have overwritten since its start. Empty if they cannot be read. Not from
+/// /proc/self, which has none after the main thread has exited.
 fn read_arguments() -> Vec<String> {
-    let line = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+    let line = std::fs::read("/proc/thread-self/cmdline").unwrap_or_default();
     let arguments = line.split(|byte| *byte == 0);
     arguments
         .map(|word| String::from_utf8_lossy(word).into_owned())
         .collect()
 }
 
-/// Address of a symbol in the process's global scope; 0 if there is none.
+/// Address of the symbol `name` in the process's global scope; 0 if there is none.
 fn find_global_symbol(name: &CStr) -> usize {
     // SAFETY: dlsym(3) gets a NUL-terminated name.
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) as usize }
@@ -155,8 +156,8 @@ pub(crate) fn is_prefix_dir_world_writable(prefix: &str) -> bool {
 }
 
 /// Path of a file that should be a symbolic link, because this jemalloc reads the link's target as options. `None` if
-/// the path is a link or missing.
-pub(crate) fn misplaced_conf_file(jemalloc: &Jemalloc) -> Option<String> {
+/// the path is a link or missing, or if the jemalloc's prefix is unknown.
+pub(crate) fn find_misplaced_conf_file(jemalloc: &Jemalloc) -> Option<String> {
     let path = conf_link_path(&jemalloc.conf_variable.as_ref()?.to_lowercase());
     let metadata = Path::new(&path).symlink_metadata().ok()?;
     (!metadata.is_symlink()).then_some(path)
@@ -180,19 +181,21 @@ fn is_musl_file(path: &Path) -> bool {
 /// the object is unknown.
 fn find_unwind_interposer(objects: &[LoadedObject]) -> Option<String> {
     let address = find_global_symbol(c"dl_iterate_phdr");
-    let object = objects.iter().find(|object| object.is_code(address))?;
+    let object = objects
+        .iter()
+        .find(|object| object.contains_code_at(address))?;
     let name = object.path.file_name()?.to_str()?;
     let is_c_library = ["libc.so", "libc-", "ld-linux"]
         .iter()
         .any(|start| name.starts_with(start));
-    let path = real_path(&object.path).display().to_string();
+    let path = resolve_executable_link(&object.path).display().to_string();
     (!is_c_library).then_some(path)
 }
 
 /// Name of the variable for this jemalloc's options, if the program defines it without exporting it. A jemalloc in a
-/// shared library then reads its own variable, which is empty. `None` also if the jemalloc is inside the program, or if
-/// the program's file cannot be read.
-fn hidden_conf_symbol(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Option<String> {
+/// shared library then reads its own variable, which is empty. `None` also if the jemalloc is inside the program, if
+/// its prefix is unknown, or if the program's file cannot be read.
+fn find_hidden_conf_symbol(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Option<String> {
     let program = objects.first()?;
     if program.contains(jemalloc.mallctl.address()) {
         return None;
@@ -217,7 +220,7 @@ fn inspect_dump_dir(store: &Store) -> DumpDirFacts {
         path: store.directory().to_owned(),
         ..DumpDirFacts::default()
     };
-    match store.check_writable() {
+    match store.open_writable_directory() {
         Err(error) => dir.unusable = Some((error.to_string(), error.remedy)),
         Ok(directory) => {
             let stat = rustix::fs::fstatvfs(&directory);

@@ -205,7 +205,7 @@ pub(super) fn unknown_keys(text: &str) -> impl Iterator<Item = &str> {
         .filter(|key| !OPTIONS.iter().any(|(name, _)| name == key))
 }
 
-/// Explains why jemalloc stops reading at this text.
+/// Explains why jemalloc stops reading at this text, which does not begin with `option:`.
 fn malformed_reason(text: &str) -> &'static str {
     if text.starts_with(char::is_whitespace) {
         "no blank may stand before an option"
@@ -264,7 +264,8 @@ impl std::fmt::Display for OptionType {
     }
 }
 
-/// Parses like strtoumax(3) with base 0: `12`, `0xc`, `014`. `None` if the whole text is not a number.
+/// Parses a number like strtoumax(3) with base 0: `12`, `0xc`, `014`, `-1`. `None` unless the whole text is a number of
+/// 64 bits.
 fn parse_number(text: &str) -> Option<i128> {
     let (sign, digits) = match text.strip_prefix('-') {
         Some(digits) => (-1, digits),

@@ -52,6 +52,7 @@ impl<R: Read> Read for ChecksummedDump<R> {
                 update_checksum(&mut self.sum, &out[..read]);
                 return Ok(read);
             }
+            // The profile is complete. The tail is built now, because it contains the checksum.
             update_checksum(&mut self.sum, self.before.as_bytes());
             update_checksum(&mut self.sum, self.after.as_bytes());
             let sum = checksum_line(self.sum.clone().finalize());

@@ -63,17 +63,17 @@ impl fmt::Display for Mebibytes {
 /// # Errors
 /// `Io` with ENOMEM: names the limit and the remaining bytes.
 pub(crate) fn require_headroom(bytes: u64) -> Result<()> {
-    check_headroom(nearest_limit(), bytes)
+    check_headroom(least_headroom(), bytes)
 }
 
 /// Returns the error for a running dump that must be abandoned. The dump may need `rest` more bytes. `None` while the
 /// headroom suffices for `rest`, or for [`MAX_WRITE_AHEAD`] if that is less, and for a reserve.
 pub(crate) fn current_shortage_error(rest: u64) -> Option<Error> {
-    shortage_error(nearest_limit(), rest)
+    shortage_error(least_headroom(), rest)
 }
 
-/// Returns the error of [`current_shortage_error`] for a known headroom: `nearest` is that of the limit with the least,
-/// and `None` stands for no limit.
+/// Returns the error of [`current_shortage_error`]. `nearest` is the least headroom of all limits; `None` stands for no
+/// limit.
 fn shortage_error(nearest: Option<Headroom>, rest: u64) -> Option<Error> {
     let nearest =
         nearest.filter(|nearest| nearest.bytes < rest.min(MAX_WRITE_AHEAD) + ABANDON_RESERVE)?;
@@ -82,8 +82,8 @@ fn shortage_error(nearest: Option<Headroom>, rest: u64) -> Option<Error> {
     )))
 }
 
-/// Fails if allocating `bytes` more would leave less than [`RESERVE`]. `nearest` is the headroom of the limit that has
-/// least, and `None` stands for no limit. Fails with the error of [`require_headroom`].
+/// Fails with the error of [`require_headroom`] if allocating `bytes` more would leave less than [`RESERVE`]. `nearest`
+/// is the least headroom of all limits; `None` stands for no limit.
 fn check_headroom(nearest: Option<Headroom>, bytes: u64) -> Result<()> {
     match nearest {
         Some(nearest) if nearest.bytes < bytes.saturating_add(RESERVE) => {
@@ -99,15 +99,15 @@ fn check_headroom(nearest: Option<Headroom>, bytes: u64) -> Result<()> {
 
 /// `Io` error with ENOMEM, and the remedy to free memory or to sample more coarsely.
 fn out_of_memory_error(message: String) -> Error {
-    Error::new(ErrorKind::Io, message).errno(Errno::NOMEM).remedy(
+    Error::new(ErrorKind::Io, message).with_errno(Errno::NOMEM).with_remedy(
         "free memory, raise the limit, or sample more coarsely (reset sample_interval=4MiB, which \
          drops the samples so far)",
     )
 }
 
-/// The limit with the least headroom. `None` if neither the cgroup's nor the machine's can be read.
-fn nearest_limit() -> Option<Headroom> {
-    let cgroup = cgroup::current_headroom().map(|(path, bytes)| Headroom {
+/// Headroom of the cgroup or of the machine, whichever is less. `None` if neither can be read.
+fn least_headroom() -> Option<Headroom> {
+    let cgroup = cgroup::least_cgroup_headroom().map(|(path, bytes)| Headroom {
         bytes,
         limit: HeadroomLimit::Cgroup(path),
     });
@@ -124,7 +124,7 @@ fn nearest_limit() -> Option<Headroom> {
         .min_by_key(|each| each.bytes)
 }
 
-/// `MemAvailable` of `proc_meminfo(5)`, in bytes. `None` if the text lacks it.
+/// `MemAvailable` of `proc_meminfo(5)`, in bytes. `None` if the text lacks it, or if it is not a number of kB.
 fn parse_mem_available(meminfo: &str) -> Option<u64> {
     let line = meminfo
         .lines()
@@ -172,7 +172,7 @@ mod tests {
             });
             let refused = check_headroom(least, bytes).err();
             assert_eq!(
-                refused.as_ref().and_then(Error::os_error),
+                refused.as_ref().and_then(Error::errno),
                 expected.map(|_| Errno::NOMEM)
             );
             let message = refused.map_or(String::new(), |error| error.to_string());
@@ -218,7 +218,7 @@ mod tests {
             Some(1234 * 1024)
         );
         assert_eq!(parse_mem_available("MemTotal:  9 kB\n"), None);
-        let least = nearest_limit().unwrap();
+        let least = least_headroom().unwrap();
         assert!(least.bytes > RESERVE, "{least}");
     }
 }

@@ -73,7 +73,7 @@ pub(crate) fn estimate_unsampled_bytes(objects: u64, bytes: u64, sample_interval
 ///
 /// # Errors
 /// `InvalidData`: quotes the first malformed line; or the reader's error.
-pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<ProfileSummary> {
+pub(crate) fn summarize_heap_v2(mut text: impl BufRead) -> io::Result<ProfileSummary> {
     let mut line = Vec::new();
     let mut number = 0;
     let mut summary = ProfileSummary::default();
@@ -82,16 +82,16 @@ pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<ProfileSummary> {
         number += 1;
         let read = text.read_until(b'\n', line)?;
         if read > 0 && line.last() != Some(&b'\n') {
-            return Err(damage_error(number, "a whole line", line));
+            return Err(damaged_profile_error(number, "a whole line", line));
         }
         Ok(read)
     };
 
     summary.profile_len += next(&mut line)? as u64;
-    summary.sample_interval =
-        parse_interval(&line).ok_or_else(|| damage_error(1, "heap_v2/<sample interval>", &line))?;
+    summary.sample_interval = parse_interval(&line)
+        .ok_or_else(|| damaged_profile_error(1, "heap_v2/<sample interval>", &line))?;
     summary.profile_len += next(&mut line)? as u64;
-    parse_totals(&line).ok_or_else(|| damage_error(2, "t*: <objects>: <bytes>", &line))?;
+    parse_totals(&line).ok_or_else(|| damaged_profile_error(2, "t*: <objects>: <bytes>", &line))?;
 
     let mut stack_open = false;
     // Length of a blank line that may precede the mappings.
@@ -100,7 +100,7 @@ pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<ProfileSummary> {
         let read = next(&mut line)?;
         if stack_open {
             let (objects, bytes) = parse_totals(&line)
-                .ok_or_else(|| damage_error(0, "the counts of a stack", &line))?;
+                .ok_or_else(|| damaged_profile_error(0, "the counts of a stack", &line))?;
             let estimate = estimate_unsampled_bytes(objects, bytes, summary.sample_interval);
             summary.estimated_inuse_bytes = summary.estimated_inuse_bytes.saturating_add(estimate);
         }
@@ -113,7 +113,7 @@ pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<ProfileSummary> {
                 break;
             }
             Some(b' ' | b'\n') => {}
-            Some(_) => return Err(damage_error(0, "'@' or MAPPED_LIBRARIES:", &line)),
+            Some(_) => return Err(damaged_profile_error(0, "'@' or MAPPED_LIBRARIES:", &line)),
         }
         stack_open = line[0] == b'@';
         blank = if line == b"\n" { 1 } else { 0 };
@@ -122,8 +122,8 @@ pub(crate) fn summarize(mut text: impl BufRead) -> io::Result<ProfileSummary> {
     Ok(summary)
 }
 
-/// `InvalidData` error with up to 60 bytes of `line`. `number` is 0 if the line number is unknown.
-fn damage_error(number: u64, expected: &str, line: &[u8]) -> io::Error {
+/// `InvalidData` error with up to 60 bytes of `line`. A `number` of 0 leaves the line number out of the message.
+fn damaged_profile_error(number: u64, expected: &str, line: &[u8]) -> io::Error {
     let position = if number == 0 {
         String::new()
     } else {
@@ -185,7 +185,11 @@ mod tests {
                 has_mappings,
                 ..expected.clone()
             };
-            assert_eq!(summarize(text.as_bytes()).unwrap(), expected, "{text}");
+            assert_eq!(
+                summarize_heap_v2(text.as_bytes()).unwrap(),
+                expected,
+                "{text}"
+            );
         };
         check(PROFILE, false);
         check(&format!("{PROFILE}{MAPS}"), true);
@@ -197,14 +201,14 @@ mod tests {
     fn estimate_is_the_sum_over_the_stacks() {
         let text = "heap_v2/524288\n  t*: 2: 1048592 [0: 0]\n@ 0x1\n  t*: 1: 16 [0: 0]\n\
                     @ 0x2\n  t*: 1: 1048576 [0: 0]\n\nMAPPED_LIBRARIES:\n";
-        let summary = summarize(text.as_bytes()).unwrap();
+        let summary = summarize_heap_v2(text.as_bytes()).unwrap();
         assert_eq!(summary.estimated_inuse_bytes, 524_296 + 1_212_697);
     }
 
     #[test]
     fn empty_profile_is_complete() {
         let text = "heap_v2/512\n  t*: 0: 0 [0: 0]\n\nMAPPED_LIBRARIES:\n";
-        let summary = summarize(text.as_bytes()).unwrap();
+        let summary = summarize_heap_v2(text.as_bytes()).unwrap();
         assert_eq!((summary.stacks, summary.profile_len), (0, 30));
     }
 
@@ -214,7 +218,7 @@ mod tests {
             let cut = &PROFILE[..length];
             let at_line_end = cut.ends_with('\n') && length > "heap_v2/524288\n".len();
             let inside_stack = cut.rfind('@') > cut.rfind("t*");
-            let whole = summarize(cut.as_bytes()).is_ok();
+            let whole = summarize_heap_v2(cut.as_bytes()).is_ok();
             assert_eq!(whole, at_line_end && !inside_stack, "{cut:?}");
         }
     }
@@ -222,7 +226,7 @@ mod tests {
     #[test]
     fn foreign_text_is_quoted() {
         let check = |text: &str, expected: &str| {
-            let error = summarize(text.as_bytes()).unwrap_err().to_string();
+            let error = summarize_heap_v2(text.as_bytes()).unwrap_err().to_string();
             assert!(error.ends_with(expected), "{error}");
         };
         check("", "expected heap_v2/<sample interval>, found \"\"");

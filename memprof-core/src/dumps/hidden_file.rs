@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use memprof_own::above_stdio;
+use memprof_own::move_above_stdio;
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
@@ -15,7 +15,7 @@ use crate::dumps::name::DumpName;
 pub(crate) const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// Hidden name of a dump's file: a dot, the dump's name, and `extension`, which includes its dot.
-pub(crate) fn hidden_name(dump: &DumpName, extension: &str) -> String {
+pub(crate) fn hidden_file_name(dump: &DumpName, extension: &str) -> String {
     format!(".{dump}{extension}")
 }
 
@@ -23,12 +23,12 @@ pub(crate) fn hidden_name(dump: &DumpName, extension: &str) -> String {
 ///
 /// # Errors
 /// `EEXIST`: the name is in use. Otherwise the kernel's error.
-pub(crate) fn create_locked(directory: impl AsFd, name: &str) -> Result<OwnedFd, Errno> {
+pub(crate) fn create_locked_file(directory: impl AsFd, name: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
     let file = retry_on_intr(|| rustix::fs::openat(&directory, name, flags, PRIVATE))
-        .and_then(above_stdio)?;
+        .and_then(move_above_stdio)?;
     if let Err(errno) = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        // Harmless: on a file system without locks, `remove_abandoned` removes nothing.
+        // Harmless: on a file system without locks, `remove_abandoned_dumps` removes nothing.
         log::debug!("{name} is not locked: {errno}");
     }
     Ok(file)
@@ -39,7 +39,7 @@ pub(crate) fn create_locked(directory: impl AsFd, name: &str) -> Result<OwnedFd,
 ///
 /// # Errors
 /// The directory cannot be read.
-pub(crate) fn remove_abandoned(directory: &OwnedFd) -> Result<(), Errno> {
+pub(crate) fn remove_abandoned_dumps(directory: &OwnedFd) -> Result<(), Errno> {
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let Ok(name) = entry.file_name().to_str() else {
@@ -63,7 +63,8 @@ fn is_temporary_dump(name: &str) -> bool {
     DumpName::parse(id).is_some()
 }
 
-/// Whether no process holds the file's lock. False if that cannot be determined.
+/// Whether no process holds the file's lock. Tries to lock the file, which it unlocks at once. False if the file cannot
+/// be opened, or if the file system has no locks.
 fn is_abandoned(directory: &OwnedFd, name: &str) -> bool {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     rustix::fs::openat(directory, name, flags, Mode::empty())
@@ -91,13 +92,13 @@ mod tests {
                 cause: None,
                 kind: ProfileKind::Heap,
             };
-            hidden_name(&dump, extension)
+            hidden_file_name(&dump, extension)
         };
-        drop(create_locked(&directory, &hidden(1, ".heap")).unwrap());
-        drop(create_locked(&directory, &hidden(2, ".scratch")).unwrap());
-        let _written = create_locked(&directory, &hidden(3, ".heap")).unwrap();
-        drop(create_locked(&directory, ".mine.heap").unwrap());
-        remove_abandoned(&directory).unwrap();
+        drop(create_locked_file(&directory, &hidden(1, ".heap")).unwrap());
+        drop(create_locked_file(&directory, &hidden(2, ".scratch")).unwrap());
+        let _written = create_locked_file(&directory, &hidden(3, ".heap")).unwrap();
+        drop(create_locked_file(&directory, ".mine.heap").unwrap());
+        remove_abandoned_dumps(&directory).unwrap();
         let mut remaining: Vec<_> = std::fs::read_dir(directory_path.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())

@@ -21,11 +21,12 @@ const MAPPED_LIBRARIES: &str = "MAPPED_LIBRARIES:";
 ///
 /// # Errors
 /// `InvalidData`: quotes the first malformed line, or the sums that differ.
-pub(crate) fn summarize(text: &[u8], interval: u64) -> io::Result<ProfileSummary> {
+pub(crate) fn summarize_legacy_profile(text: &[u8], interval: u64) -> io::Result<ProfileSummary> {
     let mut lines = text.split_inclusive(|byte| *byte == b'\n');
     let header = lines.next().unwrap_or_default();
-    let (total, written) = parse_header(header)
-        .ok_or_else(|| damage_error("heap profile: … @ heap_v2/<sample interval>", header))?;
+    let (total, written) = parse_header(header).ok_or_else(|| {
+        damaged_profile_error("heap profile: … @ heap_v2/<sample interval>", header)
+    })?;
     let interval = match written {
         Some(0) => interval,
         Some(written) => written,
@@ -42,8 +43,8 @@ pub(crate) fn summarize(text: &[u8], interval: u64) -> io::Result<ProfileSummary
             summary.has_mappings = true;
             break;
         }
-        let counts = parse_stack(line)
-            .ok_or_else(|| damage_error("objects: bytes [objects: bytes] @ 0x…", line))?;
+        let counts = parse_stack_counts(line)
+            .ok_or_else(|| damaged_profile_error("objects: bytes [objects: bytes] @ 0x…", line))?;
         sum.objects = sum.objects.saturating_add(counts.objects);
         sum.bytes = sum.bytes.saturating_add(counts.bytes);
         let estimate = estimate_unsampled_bytes(counts.objects, counts.bytes, interval);
@@ -55,7 +56,7 @@ pub(crate) fn summarize(text: &[u8], interval: u64) -> io::Result<ProfileSummary
     if sum != total {
         let expected = format!("{} objects of {} bytes", total.objects, total.bytes);
         let found = format!("{} objects of {} bytes", sum.objects, sum.bytes);
-        return Err(damage_error(&expected, found.as_bytes()));
+        return Err(damaged_profile_error(&expected, found.as_bytes()));
     }
     Ok(summary)
 }
@@ -67,7 +68,7 @@ struct LegacyCounts {
 }
 
 /// `InvalidData` error with up to 60 bytes of `found`.
-fn damage_error(expected: &str, found: &[u8]) -> io::Error {
+fn damaged_profile_error(expected: &str, found: &[u8]) -> io::Error {
     let found = String::from_utf8_lossy(&found[..found.len().min(60)]).into_owned();
     let message = format!("its profile is damaged: expected {expected}, found {found:?}");
     io::Error::new(io::ErrorKind::InvalidData, message)
@@ -84,8 +85,8 @@ fn parse_header(line: &[u8]) -> Option<(LegacyCounts, Option<u64>)> {
 }
 
 /// Parses the counts of one stack. `None` if the line is malformed: it lacks its newline, a count is not a number, or a
-/// frame is not an address.
-fn parse_stack(line: &[u8]) -> Option<LegacyCounts> {
+/// frame does not begin with `0x`.
+fn parse_stack_counts(line: &[u8]) -> Option<LegacyCounts> {
     let (counts, stack) = parse_counts(line_text(line)?)?;
     let mut frames = stack.split_ascii_whitespace();
     frames
@@ -136,7 +137,7 @@ mod tests {
                 };
                 let whole = format!("{text}{tail}");
                 assert_eq!(
-                    summarize(whole.as_bytes(), 4096).unwrap(),
+                    summarize_legacy_profile(whole.as_bytes(), 4096).unwrap(),
                     expected,
                     "{whole}"
                 );
@@ -155,14 +156,19 @@ mod tests {
     fn cut_anywhere_is_an_error() {
         for length in 0..HEAP.len() {
             let cut = &HEAP[..length];
-            assert!(summarize(cut.as_bytes(), 4096).is_err(), "{cut:?}");
+            assert!(
+                summarize_legacy_profile(cut.as_bytes(), 4096).is_err(),
+                "{cut:?}"
+            );
         }
     }
 
     #[test]
     fn foreign_text_is_quoted() {
         let check = |text: &str, expected: &str| {
-            let error = summarize(text.as_bytes(), 4096).unwrap_err().to_string();
+            let error = summarize_legacy_profile(text.as_bytes(), 4096)
+                .unwrap_err()
+                .to_string();
             assert!(error.ends_with(expected), "{error}");
         };
         check("", "@ heap_v2/<sample interval>, found \"\"");

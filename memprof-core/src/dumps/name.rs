@@ -56,7 +56,7 @@ impl DumpName {
             None => None,
         };
         let name = Self {
-            taken: parse_stamp(stamp)?,
+            taken: parse_time_stamp(stamp)?,
             pid: pid.parse().ok()?,
             sequence: sequence.parse().ok()?,
             random: u32::from_str_radix(random, 16).ok()?,
@@ -90,8 +90,9 @@ impl std::fmt::Display for DumpName {
     }
 }
 
-/// Parses a time such as `20261121T111244Z`. `None` for any other text, and for times up to the epoch.
-fn parse_stamp(stamp: &str) -> Option<SystemTime> {
+/// Parses a time such as `20261121T111244Z`. `None` if the digits are no valid time, or one up to the epoch. Does not
+/// check the letters `T` and `Z`, because [`DumpName::parse`] compares the whole text.
+fn parse_time_stamp(stamp: &str) -> Option<SystemTime> {
     let part = |range| stamp.get(range);
     let (year, month, day) = (part(0..4)?, part(4..6)?, part(6..8)?);
     let (hour, minute, second) = (part(9..11)?, part(11..13)?, part(13..15)?);

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use memprof_own::above_stdio;
+use memprof_own::move_above_stdio;
 use rustix::fs::{AtFlags, CWD, OFlags, RenameFlags};
 use rustix::io::{Errno, retry_on_intr};
 
@@ -16,32 +16,38 @@ use crate::dumps::hidden_file::PRIVATE;
 ///
 /// # Errors
 /// The action that the kernel refused, and its error. No file is left behind.
-pub(crate) fn publish(
+pub(crate) fn publish_dump(
     directory: &OwnedFd,
     name: &str,
     body: &mut dyn Read,
 ) -> Result<u64, (&'static str, io::Error)> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let unnamed =
-        retry_on_intr(|| rustix::fs::openat(directory, ".", flags, PRIVATE)).and_then(above_stdio);
+    let unnamed = retry_on_intr(|| rustix::fs::openat(directory, ".", flags, PRIVATE))
+        .and_then(move_above_stdio);
     let length = match unnamed {
         Ok(unnamed) => {
             let mut file = File::from(unnamed);
             let length = copy_and_sync(&mut file, body)?;
-            link_nameless(&file, directory, name)
+            link_nameless_file(&file, directory, name)
                 .map_err(|errno| ("link the dump", errno.into()))?;
             length
         }
-        // File systems without O_TMPFILE return different errors (open(2), BUGS).
-        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {
-            publish_through_hidden(directory, name, body)?
-        }
+        Err(errno) if lacks_nameless_files(errno) => publish_through_hidden(directory, name, body)?,
         Err(errno) => return Err(("create a file for the dump", errno.into())),
     };
     retry_on_intr(|| rustix::fs::fsync(directory))
         .map_err(|errno| ("sync the dump directory", errno.into()))
-        .inspect_err(|_| try_remove(directory, name))?;
+        .inspect_err(|_| try_remove_file(directory, name))?;
     Ok(length)
+}
+
+/// Whether this error of an open with `O_TMPFILE` may mean that the file system or the kernel has no nameless files.
+/// They return different errors (open(2), ERRORS).
+pub(super) fn lacks_nameless_files(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL
+    )
 }
 
 /// Copies `body` to `file`, waits until it is on disk, and returns its length in bytes.
@@ -49,14 +55,14 @@ pub(crate) fn publish(
 /// # Errors
 /// The action that the kernel refused, and its error.
 fn copy_and_sync(file: &mut File, body: &mut dyn Read) -> Result<u64, (&'static str, io::Error)> {
-    let length = copy(body, file).map_err(|error| ("write the dump", error))?;
+    let length = copy_in_pieces(body, file).map_err(|error| ("write the dump", error))?;
     retry_on_intr(|| rustix::fs::fsync(&file)).map_err(|errno| ("sync the dump", errno.into()))?;
     Ok(length)
 }
 
-/// Copies `body` in pieces of 256 KiB, and returns its length in bytes. `io::copy` would read only 8 KiB at a time from
-/// a reader that is not a file.
-pub(crate) fn copy(body: &mut dyn Read, file: &mut dyn Write) -> io::Result<u64> {
+/// Copies `body` to `file` in pieces of 256 KiB, and returns its length in bytes. `io::copy` would read only 8 KiB at a
+/// time from a reader that is not a file.
+pub(crate) fn copy_in_pieces(body: &mut dyn Read, file: &mut dyn Write) -> io::Result<u64> {
     let mut piece = vec![0; 256 << 10];
     let mut length = 0;
     loop {
@@ -72,9 +78,9 @@ pub(crate) fn copy(body: &mut dyn Read, file: &mut dyn Write) -> io::Result<u64>
     }
 }
 
-/// Links the nameless `file` as `name` into `directory`. EEXIST if that name exists. Without /proc, this works for root
-/// alone.
-fn link_nameless(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
+/// Links the nameless `file` as `name` into `directory`, by its link in /proc. Fails with EEXIST if that name exists.
+/// Without /proc, only root can do so.
+fn link_nameless_file(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
     let by_descriptor = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let linked = retry_on_intr(|| {
         rustix::fs::linkat(
@@ -95,24 +101,24 @@ fn link_nameless(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Err
 }
 
 /// Copies `body` into a new file `name` in `directory`, for file systems without `O_TMPFILE`: writes to a hidden name
-/// first, and removes it after a failure. Returns the length in bytes. Fails as [`publish`] does.
+/// first, and removes it after a failure. Returns the length in bytes. Fails as [`publish_dump`] does.
 fn publish_through_hidden(
     directory: &OwnedFd,
     name: &str,
     body: &mut dyn Read,
 ) -> Result<u64, (&'static str, io::Error)> {
     let hidden = format!(".{name}");
-    let file = hidden_file::create_locked(directory, &hidden)
+    let file = hidden_file::create_locked_file(directory, &hidden)
         .map_err(|errno| ("create a file for the dump", errno.into()))?;
     let mut file = File::from(file);
     let length = copy_and_sync(&mut file, body).and_then(|length| {
         rename_to_new(directory, &hidden, name).map_err(|errno| ("name the dump", errno.into()))?;
         Ok(length)
     });
-    length.inspect_err(|_| try_remove(directory, &hidden))
+    length.inspect_err(|_| try_remove_file(directory, &hidden))
 }
 
-/// Renames a file in `directory`. EEXIST if `to` exists; it is never overwritten.
+/// Renames a file in `directory`. Fails with EEXIST if `to` exists, and never overwrites it.
 fn rename_to_new(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
     let renamed = retry_on_intr(|| {
         rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE)
@@ -121,7 +127,7 @@ fn rename_to_new(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno>
         // NFS supports no rename flags. linkat(2) also never overwrites.
         Err(Errno::INVAL) => {
             retry_on_intr(|| rustix::fs::linkat(directory, from, directory, to, AtFlags::empty()))?;
-            try_remove(directory, from);
+            try_remove_file(directory, from);
             Ok(())
         }
         renamed => renamed,
@@ -129,7 +135,7 @@ fn rename_to_new(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno>
 }
 
 /// Removes a file. An error is only logged.
-fn try_remove(directory: &OwnedFd, name: &str) {
+fn try_remove_file(directory: &OwnedFd, name: &str) {
     if let Err(errno) = rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
         log::warn!("failed to remove {name}: {errno}");
     }

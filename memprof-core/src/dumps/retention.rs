@@ -55,7 +55,7 @@ impl NewDump<'_> {
     }
 
     /// Whether `entry` was taken more than `age` before the new dump.
-    fn is_older_than(&self, age: Duration, entry: &DumpFile) -> bool {
+    fn is_entry_older_than(&self, age: Duration, entry: &DumpFile) -> bool {
         // If the clock was set back, an existing dump may have a later time. It counts as new.
         let elapsed = self.name.taken.duration_since(entry.name.taken);
         elapsed.is_ok_and(|elapsed| elapsed > age)
@@ -67,7 +67,7 @@ impl NewDump<'_> {
 ///
 /// Some dumps are exempt from `age`, and are deleted last: the first `keep.first` ones of the new dump's process, and
 /// the newest one of another process.
-pub(crate) fn select_expired<'a>(
+pub(crate) fn select_expired_dumps<'a>(
     entries: &'a [DumpFile],
     new_dump: &NewDump<'_>,
     keep: &RetentionPolicy,
@@ -95,7 +95,7 @@ pub(crate) fn select_expired<'a>(
         .collect();
     let is_young = |index: usize| {
         keep.age
-            .is_none_or(|age| !new_dump.is_older_than(age, &entries[index]))
+            .is_none_or(|age| !new_dump.is_entry_older_than(age, &entries[index]))
     };
     // After the first expired entry, all further ones are older, so they are expired too.
     expired.extend(others.skip_while(|index| is_young(*index) && fits(*index)));
@@ -140,7 +140,7 @@ mod tests {
             bytes: MIB,
             started: name(5, OWN).taken + Duration::from_millis(1),
         };
-        let days: Vec<_> = select_expired(&entries, &new_dump, &keep)
+        let days: Vec<_> = select_expired_dumps(&entries, &new_dump, &keep)
             .iter()
             .map(|entry| u64::from(entry.name.sequence))
             .collect();

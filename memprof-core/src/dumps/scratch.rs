@@ -14,12 +14,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use memprof_messages::Operation;
-use memprof_own::{GuardedFd, above_stdio};
+use memprof_own::{GuardedFd, move_above_stdio};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::dumps::hidden_file::{self, PRIVATE};
-use crate::dumps::publish::copy;
+use crate::dumps::publish::copy_in_pieces;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
 
@@ -62,30 +62,30 @@ enum ScratchState {
 
 impl Scratch {
     /// Creates the file for a dump that will be stored in `directory`. With /proc, it is a memfd, or else a nameless
-    /// file in /dev/shm. Without /proc, it is a file named `hidden` in `directory` or /dev/shm, whichever is on a
-    /// memory file system. If neither is, it is a memfd without a path.
+    /// file in /dev/shm. Without /proc, it is a file named `hidden`: in `directory` if that is on a memory file system,
+    /// or else in /dev/shm. If neither is possible, it is a memfd without a path.
     ///
     /// # Errors
     /// `Io`: none of these files can be created.
-    pub(crate) fn open(directory: &Path, hidden: &str) -> Result<Self> {
+    pub(crate) fn create(directory: &Path, hidden: &str) -> Result<Self> {
         if Path::new("/proc/thread-self/fd").exists() {
             // memfd_create fails with ENOSYS or EPERM under a strict seccomp filter.
-            return Self::in_memfd().or_else(|memory| {
-                Self::in_unnamed_file(Path::new(SHARED_MEMORY))
+            return Self::create_memfd().or_else(|memory| {
+                Self::create_unnamed_file(Path::new(SHARED_MEMORY))
                     .map_err(|_| no_memory_file_error(&memory))
             });
         }
         let directories = [directory, Path::new(SHARED_MEMORY)];
-        let hidden = directories.map(|path| Self::in_hidden_file(path, hidden));
+        let hidden = directories.map(|path| Self::create_hidden_file(path, hidden));
         match hidden.into_iter().find_map(io::Result::ok) {
             Some(hidden) => Ok(hidden),
-            None => Self::in_memfd_with_path(ScratchPath::None)
+            None => Self::create_memfd_with_path(ScratchPath::None)
                 .map_err(|memory| no_memory_file_error(&memory)),
         }
     }
 
     /// Takes ownership of an empty file. `name` says by which path, if any, the allocator opens it.
-    fn new(file: OwnedFd, name: ScratchPath) -> io::Result<Self> {
+    fn from_empty_file(file: OwnedFd, name: ScratchPath) -> io::Result<Self> {
         Ok(Self {
             file: GuardedFd::new(file.into())?,
             name,
@@ -94,34 +94,34 @@ impl Scratch {
     }
 
     /// Creates a memfd, which the allocator opens through its descriptor in /proc.
-    fn in_memfd() -> io::Result<Self> {
-        Self::in_memfd_with_path(ScratchPath::Descriptor)
+    fn create_memfd() -> io::Result<Self> {
+        Self::create_memfd_with_path(ScratchPath::Descriptor)
     }
 
     /// Creates a memfd. `name` says by which path, if any, the allocator opens it.
-    fn in_memfd_with_path(name: ScratchPath) -> io::Result<Self> {
+    fn create_memfd_with_path(name: ScratchPath) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let memory = retry_on_intr(|| rustix::fs::memfd_create("memprof-dump", flags))?;
         rustix::fs::fchmod(&memory, PRIVATE)?;
-        Self::new(memory, name)
+        Self::from_empty_file(memory, name)
     }
 
     /// Creates a nameless file in the memory file system at `directory`.
-    fn in_unnamed_file(directory: &Path) -> io::Result<Self> {
+    fn create_unnamed_file(directory: &Path) -> io::Result<Self> {
         let directory = open_memory_directory(directory)?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = retry_on_intr(|| rustix::fs::openat(&directory, ".", flags, PRIVATE))?;
-        Self::new(file, ScratchPath::Descriptor)
+        Self::from_empty_file(file, ScratchPath::Descriptor)
     }
 
     /// Creates a file named `name`, which must be new, in the memory file system at `directory`. First removes the
     /// files that killed processes left there.
-    fn in_hidden_file(directory: &Path, name: &str) -> io::Result<Self> {
+    fn create_hidden_file(directory: &Path, name: &str) -> io::Result<Self> {
         let memory_dir = open_memory_directory(directory)?;
         // Processes that were killed during a dump left their hidden files behind.
-        hidden_file::remove_abandoned(&memory_dir)?;
-        let file = hidden_file::create_locked(&memory_dir, name)?;
-        Self::new(file, ScratchPath::Hidden(directory.join(name)))
+        hidden_file::remove_abandoned_dumps(&memory_dir)?;
+        let file = hidden_file::create_locked_file(&memory_dir, name)?;
+        Self::from_empty_file(file, ScratchPath::Hidden(directory.join(name)))
     }
 
     /// Path under which the allocator opens the file.
@@ -141,15 +141,16 @@ impl Scratch {
             ScratchPath::None => {
                 let message = "without /proc an allocator can only write to a name, and neither \
                                /dev/shm nor the dump directory is on a memory file system";
-                return Err(Error::new(ErrorKind::Io, message)
-                    .remedy("mount /proc, or a tmpfs at /dev/shm, where this program sees it"));
+                return Err(Error::new(ErrorKind::Io, message).with_remedy(
+                    "mount /proc, or a tmpfs at /dev/shm, where this program sees it",
+                ));
             }
         };
         Ok(CString::new(path).expect("an open path has no NUL"))
     }
 
-    /// The file, positioned at its start. Fails if the program closed the descriptor.
-    pub(crate) fn rewind(&self) -> io::Result<&File> {
+    /// Sets the file's position to its start, and returns the file. Fails if the program closed the descriptor.
+    pub(crate) fn rewound_file(&self) -> io::Result<&File> {
         let mut file = self.file.get()?;
         file.seek(SeekFrom::Start(0))?;
         Ok(file)
@@ -222,17 +223,17 @@ impl Scratch {
     ///
     /// # Errors
     /// Memory is exhausted, or `body` cannot be read.
-    pub(crate) fn complete_read_only(
+    pub(crate) fn complete_and_reopen_read_only(
         &self,
         length: u64,
         body: &mut dyn Read,
     ) -> io::Result<(File, u64)> {
         // Reads and discards the part that the file already has.
-        copy(&mut body.take(length), &mut io::sink())?;
+        copy_in_pieces(&mut body.take(length), &mut io::sink())?;
         let mut file = self.file.get()?;
         file.set_len(length)?;
         file.seek(SeekFrom::Start(length))?;
-        let tail = copy(body, &mut file)?;
+        let tail = copy_in_pieces(body, &mut file)?;
         let Ok(path) = self.path() else {
             let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
             rustix::fs::fcntl_add_seals(file, seals)?;
@@ -241,12 +242,13 @@ impl Scratch {
         };
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let opened = retry_on_intr(|| rustix::fs::openat(CWD, &path, flags, Mode::empty()))
-            .and_then(above_stdio)?;
+            .and_then(move_above_stdio)?;
         Ok((File::from(opened), length + tail))
     }
 
     /// Error number that explains why jemalloc could not write. jemalloc reports EFAULT for every file error, so this
-    /// repeats its open and write to get the kernel's error. `None` if both succeed.
+    /// opens the path again and appends a page of zeros to get the kernel's error. `None` if both succeed, or if the
+    /// program closed the descriptor.
     pub(crate) fn probe_write_errno(&self) -> Option<Errno> {
         const PAGE: [u8; 4096] = [0; 4096];
         let opened = retry_on_intr(|| {
@@ -276,17 +278,17 @@ impl Drop for Scratch {
 /// `Io` error if no memory file can be created. `cause` is the error of `memfd_create(2)`.
 fn no_memory_file_error(cause: &io::Error) -> Error {
     let act = "create a memory file for the dump (memfd_create)";
-    Error::system(Operation::MemoryFile, act, cause)
+    Error::io_for_operation(Operation::MemoryFile, act, cause)
 }
 
 /// Opens a directory of a memory file system.
 ///
 /// # Errors
-/// `Unsupported` if the file system is of another type. Otherwise the kernel's error.
+/// `Unsupported` if the file system is not a tmpfs. Otherwise the kernel's error.
 fn open_memory_directory(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-    let directory =
-        retry_on_intr(|| rustix::fs::open(path, flags, Mode::empty())).and_then(above_stdio)?;
+    let directory = retry_on_intr(|| rustix::fs::open(path, flags, Mode::empty()))
+        .and_then(move_above_stdio)?;
     if rustix::fs::fstatfs(&directory)?.f_type != TMPFS {
         return Err(io::ErrorKind::Unsupported.into());
     }
@@ -351,9 +353,9 @@ mod tests {
 
     #[test]
     fn drained_bytes_take_no_memory() {
-        let scratch = Scratch::in_memfd().unwrap();
+        let scratch = Scratch::create_memfd().unwrap();
         let text: Vec<u8> = (0..8 * PUNCH_SIZE).map(|byte| (byte % 251) as u8).collect();
-        scratch.rewind().unwrap().write_all(&text).unwrap();
+        scratch.rewound_file().unwrap().write_all(&text).unwrap();
         let length = text.len() - 7;
         let mut drain = scratch.draining_reader(length as u64);
         let mut read = Vec::new();
@@ -372,7 +374,7 @@ mod tests {
 
     #[test]
     fn memory_of_abandoned_dump_is_released_until_allocator_finishes() {
-        let scratch = Scratch::in_memfd().unwrap();
+        let scratch = Scratch::create_memfd().unwrap();
         let write = || {
             let written = (&scratch.file).write_all(&[7; 100_000]);
             written.expect("an allocator may abort");
@@ -394,7 +396,7 @@ mod tests {
 
     #[test]
     fn finished_dump_is_never_abandoned() {
-        let scratch = Scratch::in_memfd().unwrap();
+        let scratch = Scratch::create_memfd().unwrap();
         (&scratch.file).write_all(b"dump").unwrap();
         scratch.finish_writing().unwrap();
         assert!(!scratch.abandon_on_shortage(|_| panic!("there was no write")));
@@ -409,10 +411,10 @@ mod tests {
     #[test]
     fn complete_appends_in_place_and_opens_read_only() {
         for name in [ScratchPath::Descriptor, ScratchPath::None] {
-            let scratch = Scratch::in_memfd_with_path(name).unwrap();
+            let scratch = Scratch::create_memfd_with_path(name).unwrap();
             (&scratch.file).write_all(b"profile, and more").unwrap();
             let mut body = scratch.prefix_reader(7).chain(&b" and its end"[..]);
-            let (mut file, length) = scratch.complete_read_only(7, &mut body).unwrap();
+            let (mut file, length) = scratch.complete_and_reopen_read_only(7, &mut body).unwrap();
             let mut text = String::new();
             file.read_to_string(&mut text).unwrap();
             assert_eq!((&*text, length), ("profile and its end", 19));
@@ -422,7 +424,7 @@ mod tests {
 
     #[test]
     fn path_without_proc_explains_why() {
-        let scratch = Scratch::in_memfd_with_path(ScratchPath::None).unwrap();
+        let scratch = Scratch::create_memfd_with_path(ScratchPath::None).unwrap();
         let refused = scratch.path().unwrap_err().to_string();
         assert!(refused.contains("without /proc an allocator"), "{refused}");
     }
@@ -430,15 +432,15 @@ mod tests {
     #[test]
     fn scratch_outside_memory_file_system_is_refused() {
         let memory = tempfile::tempdir_in(SHARED_MEMORY).unwrap();
-        let hidden = Scratch::in_hidden_file(memory.path(), ".scratch").unwrap();
-        let unnamed = Scratch::in_unnamed_file(memory.path()).unwrap();
+        let hidden = Scratch::create_hidden_file(memory.path(), ".scratch").unwrap();
+        let unnamed = Scratch::create_unnamed_file(memory.path()).unwrap();
         let names = || std::fs::read_dir(memory.path()).unwrap().count();
         assert_eq!(names(), 1);
         drop((hidden, unnamed));
         assert_eq!(names(), 0);
         for other in ["/proc", "/proc/self/fd", "/no"] {
-            assert!(Scratch::in_hidden_file(Path::new(other), ".scratch").is_err());
-            assert!(Scratch::in_unnamed_file(Path::new(other)).is_err());
+            assert!(Scratch::create_hidden_file(Path::new(other), ".scratch").is_err());
+            assert!(Scratch::create_unnamed_file(Path::new(other)).is_err());
         }
     }
 }

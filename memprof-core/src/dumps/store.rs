@@ -9,15 +9,15 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use memprof_own::above_stdio;
+use memprof_own::move_above_stdio;
 use rustix::fs::{Access, AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::dumps::hidden_file;
 use crate::dumps::hidden_file::PRIVATE;
 use crate::dumps::name::DumpName;
-use crate::dumps::publish::publish;
-use crate::dumps::retention::{DumpFile, NewDump, RetentionPolicy, select_expired};
+use crate::dumps::publish::{lacks_nameless_files, publish_dump};
+use crate::dumps::retention::{DumpFile, NewDump, RetentionPolicy, select_expired_dumps};
 use crate::error::{Error, ErrorKind, Result};
 use memprof_messages::KeptDump;
 
@@ -80,31 +80,36 @@ impl Store {
     ///
     /// # Errors
     /// `Io`: the directory cannot be read, or is not safe to use. A missing directory counts as empty.
-    pub fn list(&self) -> Result<Vec<KeptDump>> {
-        let Some(directory) = self.open_if_exists("read")? else {
+    pub fn list_dumps(&self) -> Result<Vec<KeptDump>> {
+        let Some(directory) = self.open_directory_if_exists("read")? else {
             return Ok(Vec::new());
         };
         let entries = self.read_entries(&directory)?;
-        Ok(entries.iter().map(|entry| self.describe(entry)).collect())
+        Ok(entries
+            .iter()
+            .map(|entry| self.describe_dump(entry))
+            .collect())
     }
 
     /// Opens a kept dump.
     ///
     /// # Errors
-    /// `InvalidArgument`: no kept dump has this id. Otherwise as for [`list`](Self::list).
-    pub fn fetch(&self, id: &str) -> Result<OpenedDump> {
+    /// `InvalidArgument`: no kept dump has this id. Otherwise as for [`list_dumps`](Self::list_dumps).
+    pub fn open_dump(&self, id: &str) -> Result<OpenedDump> {
         let unknown = || {
             let message = format!("no kept dump has the id {id:?}");
-            Error::new(ErrorKind::InvalidArgument, message).remedy("send `list` for the ids")
+            Error::new(ErrorKind::InvalidArgument, message).with_remedy("send `list` for the ids")
         };
         let name = dump_file_name(&DumpName::parse(id).ok_or_else(unknown)?);
-        let directory = self.open_if_exists("open a dump in")?.ok_or_else(unknown)?;
+        let directory = self
+            .open_directory_if_exists("open a dump in")?
+            .ok_or_else(unknown)?;
         let failed = |errno: Errno| self.directory_error("open a dump in", errno.into());
         // `NONBLOCK`: opening a FIFO must not block this thread.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file =
             match retry_on_intr(|| rustix::fs::openat(&directory, &name, flags, Mode::empty()))
-                .and_then(above_stdio)
+                .and_then(move_above_stdio)
             {
                 Err(Errno::NOENT | Errno::LOOP) => return Err(unknown()),
                 file => File::from(file.map_err(failed)?),
@@ -127,15 +132,15 @@ impl Store {
     /// # Errors
     /// `Io`: the directory cannot be created, is not safe, or accepts no file, or an expired dump cannot be deleted. No
     /// part of the new dump is left behind.
-    pub(crate) fn add(
+    pub(crate) fn add_dump(
         &self,
         name: &DumpName,
         started: SystemTime,
         size: u64,
         body: &mut dyn Read,
     ) -> Result<KeptDump> {
-        let directory = self.open_or_create()?;
-        hidden_file::remove_abandoned(&directory)
+        let directory = self.open_or_create_directory()?;
+        hidden_file::remove_abandoned_dumps(&directory)
             .map_err(|errno| self.directory_error("list", errno.into()))?;
         let new_dump = NewDump {
             name,
@@ -143,11 +148,14 @@ impl Store {
             started,
         };
         self.delete_expired(&directory, &new_dump)?;
-        let bytes = publish(&directory, &dump_file_name(name), body).map_err(|(act, cause)| {
-            self.directory_error(&format!("{act} in"), cause)
-                .and_remedy("free space or choose another dump_dir in the plugin's config")
-        })?;
-        Ok(self.describe(&DumpFile {
+        let bytes =
+            publish_dump(&directory, &dump_file_name(name), body).map_err(|(act, cause)| {
+                self.directory_error(&format!("{act} in"), cause)
+                    .with_further_remedy(
+                        "free space or choose another dump_dir in the plugin's config",
+                    )
+            })?;
+        Ok(self.describe_dump(&DumpFile {
             name: name.clone(),
             bytes,
         }))
@@ -157,7 +165,7 @@ impl Store {
     ///
     /// # Errors
     /// `Io`: the directory cannot be created or opened, or is not safe.
-    pub(crate) fn open_or_create(&self) -> Result<OwnedFd> {
+    pub(crate) fn open_or_create_directory(&self) -> Result<OwnedFd> {
         let opened = match self.open_directory() {
             Err(Errno::NOENT) => DirBuilder::new()
                 .recursive(true)
@@ -168,9 +176,9 @@ impl Store {
         };
         let directory = opened.map_err(|cause| {
             self.directory_error("use", cause)
-                .and_remedy("set dump_dir to a directory that this user owns")
+                .with_further_remedy("set dump_dir to a directory that this user owns")
         })?;
-        self.check_safe(&directory)?;
+        self.check_directory_safe(&directory)?;
         Ok(directory)
     }
 
@@ -179,10 +187,10 @@ impl Store {
     ///
     /// # Errors
     /// `Io`: the directory cannot be opened, or is not safe.
-    fn open_if_exists(&self, act: &str) -> Result<Option<OwnedFd>> {
+    fn open_directory_if_exists(&self, act: &str) -> Result<Option<OwnedFd>> {
         match self.open_directory() {
             Ok(directory) => {
-                self.check_safe(&directory)?;
+                self.check_directory_safe(&directory)?;
                 Ok(Some(directory))
             }
             Err(Errno::NOENT) => Ok(None),
@@ -194,11 +202,11 @@ impl Store {
     ///
     /// # Errors
     /// `Io`: the directory is not safe, or cannot be examined.
-    fn check_safe(&self, directory: &OwnedFd) -> Result<()> {
+    fn check_directory_safe(&self, directory: &OwnedFd) -> Result<()> {
         let stat =
             rustix::fs::fstat(directory).map_err(|e| self.directory_error("check", e.into()))?;
         self.check_ownership(&stat)?;
-        self.check_parents()
+        self.check_parent_directories()
     }
 
     /// Checks that no parent directory is world-writable without the sticky bit, because any user could then replace
@@ -206,7 +214,7 @@ impl Store {
     ///
     /// # Errors
     /// `Io`, with the path of that parent.
-    fn check_parents(&self) -> Result<()> {
+    fn check_parent_directories(&self) -> Result<()> {
         // Checks the parents of the given path, and those of its target if it contains symbolic links.
         let real = std::fs::canonicalize(&self.directory);
         let given = self.directory.ancestors().skip(1);
@@ -222,26 +230,28 @@ impl Store {
                         "dump directory {directory} is not safe: everybody may write to {parent}"
                     ),
                 )
-                .remedy(format!("chmod o-w {parent}, or choose another dump_dir")));
+                .with_remedy(format!("chmod o-w {parent}, or choose another dump_dir")));
             }
         }
         Ok(())
     }
 
-    /// Opens the directory like [`open_or_create`](Self::open_or_create), and checks that a file can be created in it.
+    /// Opens the directory, creating it if necessary, and checks that it is safe and that a file can be created in it.
     /// Leaves no file behind.
     ///
     /// # Errors
-    /// As for [`open_or_create`](Self::open_or_create). `Io`: no file can be created in the directory.
-    pub(crate) fn check_writable(&self) -> Result<OwnedFd> {
-        let directory = self.open_or_create()?;
+    /// As for [`open_or_create_directory`](Self::open_or_create_directory). `Io`: no file can be created in the
+    /// directory.
+    pub(crate) fn open_writable_directory(&self) -> Result<OwnedFd> {
+        let directory = self.open_or_create_directory()?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         match retry_on_intr(|| rustix::fs::openat(&directory, ".", flags, PRIVATE)) {
-            // On file systems without O_TMPFILE, `publish` uses a hidden name.
-            Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Ok(directory),
+            Ok(_) => Ok(directory),
+            // `publish_dump` uses a hidden name then.
+            Err(errno) if lacks_nameless_files(errno) => Ok(directory),
             Err(errno) => Err(self
                 .directory_error("create a file in", errno.into())
-                .and_remedy("set dump_dir to a directory that this user can write to")),
+                .with_further_remedy("set dump_dir to a directory that this user can write to")),
         }
     }
 
@@ -259,8 +269,9 @@ impl Store {
                 "keep dumps in {}: no way to write to",
                 self.directory.display()
             );
-            Error::io(&format!("{act} {}", existing.display()), &errno.into())
-                .and_remedy("set dump_dir, or MEMPROF_DUMP_DIR (memprof run --dump-dir DIR)")
+            Error::io(&format!("{act} {}", existing.display()), &errno.into()).with_further_remedy(
+                "set dump_dir, or MEMPROF_DUMP_DIR (memprof run --dump-dir DIR)",
+            )
         })
     }
 
@@ -285,7 +296,7 @@ impl Store {
             ErrorKind::Io,
             format!("dump directory {directory} is not safe: {complaint}"),
         )
-        .remedy(format!(
+        .with_remedy(format!(
             "chown and chmod 0700 {directory}, or choose another dump_dir"
         )))
     }
@@ -294,7 +305,7 @@ impl Store {
     fn open_directory(&self) -> std::result::Result<OwnedFd, Errno> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         retry_on_intr(|| rustix::fs::open(&self.directory, flags, Mode::empty()))
-            .and_then(above_stdio)
+            .and_then(move_above_stdio)
     }
 
     /// Reads the names and lengths of the dumps in the directory, newest first. Skips other files and those that are
@@ -331,7 +342,7 @@ impl Store {
     }
 
     /// Describes a dump for replies. The trigger and the RSS are missing for a dump of an earlier version.
-    fn describe(&self, entry: &DumpFile) -> KeptDump {
+    fn describe_dump(&self, entry: &DumpFile) -> KeptDump {
         let DumpFile { name, bytes } = entry;
         KeptDump {
             id: name.to_string(),
@@ -345,8 +356,8 @@ impl Store {
         }
     }
 
-    /// Deletes the dumps that the retention policy does not allow in addition to `new_dump`, oldest first. A dump with
-    /// a time in the future counts as the oldest: the clock was set back after it was taken.
+    /// Deletes the dumps that the retention policy does not allow in addition to `new_dump`, oldest first. A dump whose
+    /// time is more than [`CLOCK_SLACK`] ahead counts as the oldest: the clock was set back after it was taken.
     ///
     /// # Errors
     /// `Io`: the directory cannot be read, or a dump cannot be deleted.
@@ -356,7 +367,7 @@ impl Store {
         // moves to the end of the list.
         let latest = new_dump.name.taken + CLOCK_SLACK;
         entries.sort_by_key(|entry| entry.name.taken > latest);
-        for DumpFile { name, .. } in select_expired(&entries, new_dump, &self.keep) {
+        for DumpFile { name, .. } in select_expired_dumps(&entries, new_dump, &self.keep) {
             match rustix::fs::unlinkat(directory, dump_file_name(name), AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => log::debug!("pruned dump {name}"),
                 Err(errno) => return Err(self.directory_error("prune a dump in", errno.into())),
@@ -420,17 +431,17 @@ mod tests {
 
     fn add(store: &Store, name: &DumpName, body: &[u8]) -> KeptDump {
         store
-            .add(name, STARTED, body.len() as u64, &mut &*body)
+            .add_dump(name, STARTED, body.len() as u64, &mut &*body)
             .unwrap()
     }
 
     #[test]
     fn dumps_are_private_complete_and_listed_newest_first() {
         let (_parent, store) = store(RetentionPolicy::default());
-        assert_eq!(store.list().unwrap(), []);
+        assert_eq!(store.list_dumps().unwrap(), []);
         let first = add(&store, &name(0, 1), b"one");
         let second = add(&store, &name(0, 2), b"three");
-        assert_eq!(store.list().unwrap(), [second.clone(), first]);
+        assert_eq!(store.list_dumps().unwrap(), [second.clone(), first]);
         let parsed = DumpId::parse(&second.id).map(|id| (id.taken, id.pid));
         assert_eq!(parsed, Some((second.taken.clone(), second.pid)));
         assert_eq!(std::fs::read(&second.path).unwrap(), b"three");
@@ -444,9 +455,9 @@ mod tests {
         let (_parent, store) = store(RetentionPolicy::default());
         let kept = add(&store, &name(0, 1), b"one");
         let refused = store
-            .add(&name(0, 1), STARTED, 3, &mut &b"two"[..])
+            .add_dump(&name(0, 1), STARTED, 3, &mut &b"two"[..])
             .unwrap_err();
-        assert_eq!(refused.os_error(), Some(Errno::EXIST), "{refused}");
+        assert_eq!(refused.errno(), Some(Errno::EXIST), "{refused}");
         assert_eq!(std::fs::read(kept.path).unwrap(), b"one");
         assert_eq!(std::fs::read_dir(store.directory()).unwrap().count(), 1);
     }
@@ -459,7 +470,7 @@ mod tests {
                 add(&store, &name(u64::from(sequence), sequence), b"12345");
             }
             let kept: Vec<_> = store
-                .list()
+                .list_dumps()
                 .unwrap()
                 .iter()
                 .map(|kept| DumpName::parse(&kept.id).unwrap().sequence)
@@ -502,7 +513,7 @@ mod tests {
                 add(&store, &name(*seconds, sequence), b"12345");
             }
             let mut kept: Vec<_> = store
-                .list()
+                .list_dumps()
                 .unwrap()
                 .iter()
                 .map(|kept| DumpName::parse(&kept.id).unwrap().sequence)
@@ -540,7 +551,7 @@ mod tests {
             most = most.max(std::fs::read_dir(store.directory()).unwrap().count());
         }
         assert_eq!(most, QUOTA);
-        let kept = store.list().unwrap();
+        let kept = store.list_dumps().unwrap();
         assert_eq!(kept.len(), QUOTA);
         let newest = (kept[0].trigger.clone(), kept[0].rss_bytes);
         let last = words[9_999 % words.len()];
@@ -555,7 +566,7 @@ mod tests {
         });
         let old = add(&store, &name(0, 1), b"one");
         assert_eq!((&old.trigger, old.rss_bytes), (&None, None));
-        assert_eq!(store.list().unwrap(), [old]);
+        assert_eq!(store.list_dumps().unwrap(), [old]);
         let cause = Some(DumpCause {
             trigger: TriggerKind::Message,
             rss_kib: 4,
@@ -568,7 +579,7 @@ mod tests {
             },
             b"two",
         );
-        assert_eq!(store.list().unwrap(), [new]);
+        assert_eq!(store.list_dumps().unwrap(), [new]);
     }
 
     #[test]
@@ -582,7 +593,7 @@ mod tests {
         std::fs::write(&foreign, "mine").unwrap();
         add(&store, &name(1, 2), b"two");
         assert!(foreign.exists());
-        assert_eq!(store.list().unwrap().len(), 1);
+        assert_eq!(store.list_dumps().unwrap().len(), 1);
     }
 
     #[test]
@@ -591,7 +602,7 @@ mod tests {
         let kept = add(&store, &name(0, 1), b"one");
         let mut body = String::new();
         store
-            .fetch(&kept.id)
+            .open_dump(&kept.id)
             .unwrap()
             .file
             .read_to_string(&mut body)
@@ -618,7 +629,7 @@ mod tests {
             "20261121T111244Z.42.6.0000beef",
             "20261121T111244Z.42.1.0000beef\0",
         ] {
-            let refused = store.fetch(id).unwrap_err();
+            let refused = store.open_dump(id).unwrap_err();
             assert_eq!(refused.kind, ErrorKind::InvalidArgument, "{id}");
         }
     }
@@ -629,7 +640,7 @@ mod tests {
         std::fs::create_dir(store.directory()).unwrap();
         std::fs::set_permissions(store.directory(), PermissionsExt::from_mode(0o777)).unwrap();
         let refused = store
-            .add(&name(0, 1), STARTED, 3, &mut &b"one"[..])
+            .add_dump(&name(0, 1), STARTED, 3, &mut &b"one"[..])
             .unwrap_err();
         assert!(
             refused.message.ends_with("others may write to it"),
@@ -645,9 +656,9 @@ mod tests {
             std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
         };
         let check = |expected: &str| {
-            let listed = store.list().unwrap_err();
-            let fetched = store.fetch(&kept.id).unwrap_err();
-            let added = store.add(&name(0, 2), STARTED, 3, &mut &b"two"[..]);
+            let listed = store.list_dumps().unwrap_err();
+            let fetched = store.open_dump(&kept.id).unwrap_err();
+            let added = store.add_dump(&name(0, 2), STARTED, 3, &mut &b"two"[..]);
             for refused in [listed, fetched, added.unwrap_err()] {
                 assert!(refused.message.ends_with(expected), "{refused}");
             }
@@ -664,10 +675,10 @@ mod tests {
         let linked = link.path().join("linked");
         symlink(parent.path(), &linked).unwrap();
         let through = Store::new(linked.join("dumps"), RetentionPolicy::default());
-        assert!(through.list().is_err());
+        assert!(through.list_dumps().is_err());
         // As in /tmp, where the sticky bit keeps users from renaming each other's files.
         set_mode(parent.path(), 0o1777);
-        assert_eq!(store.list().unwrap(), [kept]);
+        assert_eq!(store.list_dumps().unwrap(), [kept]);
     }
 
     #[test]
@@ -675,9 +686,9 @@ mod tests {
         let (_parent, store) = store(RetentionPolicy::default());
         std::fs::write(store.directory(), "").unwrap();
         let refused = store
-            .add(&name(0, 1), STARTED, 3, &mut &b"one"[..])
+            .add_dump(&name(0, 1), STARTED, 3, &mut &b"one"[..])
             .unwrap_err();
-        assert_eq!(refused.os_error(), Some(Errno::NOTDIR), "{refused}");
+        assert_eq!(refused.errno(), Some(Errno::NOTDIR), "{refused}");
     }
 
     #[test]

@@ -42,8 +42,8 @@ pub enum Threshold {
 }
 
 impl Threshold {
-    /// Converts to bytes. A percentage refers to `available` bytes.
-    pub(crate) fn bytes(self, available: u64) -> u64 {
+    /// Converts the threshold to bytes. A percentage refers to `available` bytes, and an absolute number ignores them.
+    pub(crate) fn to_bytes(self, available: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,
             // Divides first, because `available` may be near `u64::MAX`.

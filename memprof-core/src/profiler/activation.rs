@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use super::age_clock::AgeBucketWidth;
 use super::allocators::BackendList;
+use super::earlier_sampling::{EarlierBackend, EarlierSampling};
 use super::labels::LabelKeys;
 use super::lease::Lease;
-use super::sampling_switch::EarlierSampling;
-use super::statistics::jemallocs;
+use super::sampling_switch::SwitchGuard;
+use super::statistics::{jemallocs, read_live_bytes};
 use super::{Profiler, error_text_with_remedy, for_each_backend};
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::unprofilable::Unprofilable;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sampler::languages::prepare_languages;
-use crate::sampler::{Backend, SamplerSelection};
 use crate::unwinder::PeriodicTask;
 use memprof_messages::{
     ActivationResult, AllocatorKind, LanguagesChoice, ProfileKind, SamplerChoice, UnwinderChoice,
@@ -86,71 +86,100 @@ impl Profiler {
     }
 
     /// Selects the sampler, starts sampling, and installs everything that samples need: walker, labels, ages, periodic
-    /// task and lease.
+    /// task and lease. If this fails, sampling is as before.
     ///
     /// # Errors
     /// As for [`activate`](Self::activate).
     fn activate_backends(self: &Arc<Self>, options: ActivateOptions) -> Result<ActivationOutcome> {
-        let ActivateOptions {
-            allocator,
-            interval,
-            duration,
-            unwinder,
-            sampler,
-            ages,
-            labels,
-            languages,
-        } = options;
         self.refresh_interception();
-        self.allocators.refresh(&self.settings);
-        let earlier = self.earlier_sampling();
-        let backends = self.allocators.backends_for(allocator)?;
-        let sampler = sampler.unwrap_or(self.settings.sampler);
-        let backends = self.select_sampler(&backends, sampler)?;
-        self.allocators
-            .require_profile(&backends, ProfileKind::Heap)
-            .inspect_err(|_| self.select_default_sampler())?;
-        let is_fresh = self.switch.activation().since.is_none();
-        let unseen_bytes = if is_fresh {
-            self.live_bytes_of(&backends)
-        } else {
-            None
-        };
+        self.allocators.search_if_changed(&self.settings);
+        let times = self.switch.activation_times();
+        let earlier = self.read_backends();
+        let backends = self.allocators.backends_for(options.allocator)?;
         // Setting an interval may drop samples, which must not happen during a dump.
-        let _running = interval.map(|_| self.dump_slot.acquire()).transpose()?;
+        let running = options.interval.map(|_| self.dump_slot.acquire());
+        let running = running.transpose()?;
+        let sampler = options.sampler.unwrap_or(self.settings.sampler);
+        let require_heap =
+            |backends: &BackendList| self.allocators.require_profile(backends, ProfileKind::Heap);
+        let selected = self.select_sampler(&backends, sampler);
+        let selected = selected.and_then(|backends| require_heap(&backends).map(|()| backends));
+        let backends =
+            selected.inspect_err(|_| self.undo_activation(&mut self.switch.lock(), &earlier))?;
+        let is_fresh = times.since.is_none();
+        let unseen_bytes = match (is_fresh, &running) {
+            (false, _) => None,
+            (true, Some(_)) => read_live_bytes(&backends),
+            (true, None) => self.live_bytes_unless_busy(&backends),
+        };
         // The switch stays locked for the whole activation. Another thread could otherwise change its state before it
         // is read back.
         let mut switch = self.switch.lock();
-        let mut warnings = switch.install(&jemallocs(&backends), unwinder);
-        let recorded = match (ages, &labels) {
-            (None, None) => Ok(()),
-            (Some(_), _) => self.require_own_walker(&backends, "ages"),
-            (None, Some(_)) => self.require_own_walker(&backends, "labels"),
-        };
-        let recorded = recorded.and_then(|()| switch.set_labels(labels.as_ref()));
-        recorded.inspect_err(|_| {
-            if is_fresh {
-                switch.uninstall();
-            }
-        })?;
-        switch.set_ages(ages);
-        let is_sampled = backends.iter().any(|each| each.sampler_status().is_some());
-        prepare_languages(languages, is_sampled);
-        warnings.extend(for_each_backend(&backends, |each| each.activate(interval))?);
-        switch.set_periodic_task(self.start_periodic_task()?);
+        let started = self.start_backends(&mut switch, &backends, &options);
+        let (lease, warnings) =
+            started.inspect_err(|_| self.undo_activation(&mut switch, &earlier))?;
         switch.mark_active(unseen_bytes);
-        let needs_time_limit = backends.iter().any(|each| each.needs_time_limit());
-        let lease = duration
-            .or(needs_time_limit.then_some(DEFAULT_LEASE))
-            .map(|duration| self.start_lease(duration))
-            .transpose()?;
-        switch.set_state_before_lease(earlier);
+        let unlimited = times.since.filter(|_| times.deadline.is_none());
+        // Before the lease, because a running lease keeps the state from before it.
+        switch.set_state_before_lease(unlimited.map(|since| EarlierSampling {
+            since,
+            backends: earlier.into_iter().filter(|each| each.is_active).collect(),
+        }));
         switch.set_lease(lease);
         Ok(ActivationOutcome {
             is_fresh,
             unseen_bytes,
             warnings,
         })
+    }
+
+    /// Undoes an activation that failed: restores the state of `earlier`, and records that sampling is off unless some
+    /// goes on. In that case, the labels and ages that the activation has set stay, and so do its walkers if a periodic
+    /// task maintains them. An error is only logged, because the activation has its own.
+    fn undo_activation(&self, switch: &mut SwitchGuard<'_>, earlier: &[EarlierBackend]) {
+        if let Err(error) = self.restore_backends(earlier) {
+            log::error!("sampling is not as before the activation that failed: {error}");
+        }
+        if self.allocators.is_active() {
+            switch.uninstall_unmaintained_walkers();
+        } else if let Err(error) = switch.mark_inactive() {
+            log::error!("{error}");
+        }
+    }
+
+    /// Starts sampling in `backends`, with everything that samples need. Returns the lease that ends it, and warnings.
+    ///
+    /// # Errors
+    /// As for [`activate`](Self::activate). What was done before stays.
+    fn start_backends(
+        self: &Arc<Self>,
+        switch: &mut SwitchGuard<'_>,
+        backends: &BackendList,
+        options: &ActivateOptions,
+    ) -> Result<(Option<Lease>, Vec<String>)> {
+        let mut warnings = switch.install_walkers(&jemallocs(backends), options.unwinder);
+        match (options.ages, &options.labels) {
+            (None, None) => {}
+            (Some(_), _) => self.require_own_walker(backends, "ages")?,
+            (None, Some(_)) => self.require_own_walker(backends, "labels")?,
+        }
+        switch.set_labels(options.labels.as_ref())?;
+        switch.set_ages(options.ages);
+        let is_sampled = backends.iter().any(|each| each.sampler_status().is_some());
+        prepare_languages(options.languages, is_sampled);
+        warnings.extend(for_each_backend(backends, |each| {
+            each.start_sampling(options.interval)
+        })?);
+        let periodic_task = self.start_periodic_task()?;
+        let needs_time_limit = backends.iter().any(|each| each.needs_time_limit());
+        let duration = options
+            .duration
+            .or(needs_time_limit.then_some(DEFAULT_LEASE));
+        let lease = duration
+            .map(|duration| self.start_lease(duration))
+            .transpose()?;
+        switch.set_periodic_task(periodic_task);
+        Ok((lease, warnings))
     }
 
     /// Stops sampling in the allocators of the kind `allocator`, or in all if it is `None`. Also ends the time limit.
@@ -161,22 +190,23 @@ impl Profiler {
     /// allocator of that kind.
     pub fn deactivate(&self, allocator: Option<AllocatorKind>) -> Result<ActivationResult> {
         let backends = match allocator {
-            None => self.allocators.all(),
+            None => self.allocators.all_backends(),
             named => self.allocators.backends_for(named)?,
         };
         let mut switch = self.switch.lock();
         // Collected, so that all are deactivated even if one refuses.
         let errors: Vec<_> = backends
             .iter()
-            .filter_map(|each| each.deactivate().err())
+            .filter_map(|each| each.stop_sampling().err())
             .collect();
         if !self.allocators.is_active() {
-            switch.clear()?;
+            switch.mark_inactive()?;
         }
         if let Some(error) = errors.into_iter().next() {
             return Err(error);
         }
         switch.set_lease(None);
+        // After the lease, because the state stays stored while a lease is running.
         switch.set_state_before_lease(None);
         drop(switch);
         let unavailable = self
@@ -203,8 +233,9 @@ impl Profiler {
     ) -> Result<ActivationResult> {
         let running = self.dump_slot.acquire()?;
         let backends = self.allocators.backends_for(allocator)?;
-        let mut warnings =
-            for_each_backend(&backends, |each| each.reset(interval).map(|()| Vec::new()))?;
+        let mut warnings = for_each_backend(&backends, |each| {
+            each.reset_samples(interval).map(|()| Vec::new())
+        })?;
         drop(running);
         warnings.push("all samples so far were dropped".to_owned());
         Ok(ActivationResult {
@@ -238,7 +269,7 @@ impl Profiler {
             None => message,
         };
         Err(Error::new(ErrorKind::Unsupported, message)
-            .remedy(format!("activate sampler=memprof, or leave {what} out")))
+            .with_remedy(format!("activate sampler=memprof, or leave {what} out")))
     }
 
     /// Starts a lease that ends the current activation after `duration`: it stops sampling, or restores the sampling
@@ -261,22 +292,6 @@ impl Profiler {
         })
     }
 
-    /// The sampling that is on now. `None` if it is off, or if a lease will end it.
-    fn earlier_sampling(&self) -> Option<EarlierSampling> {
-        let now = self.switch.activation();
-        let since = now.since.filter(|_| now.deadline.is_none())?;
-        let backends = self.allocators.all();
-        let active = backends.iter().filter(|each| each.is_active());
-        let backend = |each: &Arc<Backend>| {
-            let is_own = each.sampler_status().is_some();
-            (Arc::clone(each), each.sample_interval(), is_own)
-        };
-        Some(EarlierSampling {
-            since,
-            backends: active.map(backend).collect(),
-        })
-    }
-
     /// Ends an activation whose time limit has passed: stops sampling, or restores the sampling that was on before.
     /// Returns the new state as text.
     ///
@@ -288,31 +303,7 @@ impl Profiler {
             drop(switch);
             return self.deactivate(None).map(|_| "profiling is inactive");
         };
-        let was_active = |each: &Arc<Backend>| {
-            let mut backends = earlier.backends.iter();
-            backends.any(|(backend, _, _)| Arc::ptr_eq(backend, each))
-        };
-        for each in self
-            .allocators
-            .all()
-            .iter()
-            .filter(|each| !was_active(each))
-        {
-            each.deactivate()?;
-        }
-        for (backend, interval, is_own) in &earlier.backends {
-            if backend.sampler_status().is_some() != *is_own {
-                backend.select(match is_own {
-                    true => SamplerSelection::OwnRequested,
-                    false => SamplerSelection::Allocator,
-                })?;
-            }
-            let has_interval = backend.sample_interval() == *interval;
-            if !(backend.is_active() && has_interval) {
-                let interval = interval.filter(|_| !has_interval);
-                backend.activate(interval.and_then(SampleInterval::from_bytes))?;
-            }
-        }
+        self.restore_backends(&earlier.backends)?;
         switch.set_ages(None);
         switch.set_labels(None)?;
         switch.set_lease(None);
@@ -320,7 +311,8 @@ impl Profiler {
         Ok("profiling goes on as before the activation")
     }
 
-    /// Starts the periodic task if memprof's sampler was on before this profiler was created. A failure is only logged.
+    /// Starts the periodic task if memprof's sampler is on, as it may be before this profiler is created. A failure is
+    /// only logged.
     pub fn start_task_of_running_sampler(self: &Arc<Self>) {
         if !self.maintain_sampler() {
             return;
@@ -343,12 +335,89 @@ impl Profiler {
         let work = move || {
             profiler.upgrade().is_some_and(|profiler| {
                 profiler.exclude_this_thread();
-                let has_walker = profiler.switch.maintain();
+                let has_walker = profiler.switch.maintain_unwinder_and_ages();
                 profiler.maintain_sampler() || has_walker
             })
         };
         is_needed
             .then(|| PeriodicTask::start(for_sampler, work))
             .transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+    use std::fs;
+    use std::process::Command;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use memprof_own::page_size;
+    use rustix::process::{Resource, Rlimit, setrlimit};
+
+    use super::*;
+    use crate::allocators::fake::{Behaviour, fake_mallctl};
+    use crate::profiler::tests::new_profiler;
+
+    /// A jemalloc that can be activated.
+    struct SwitchableFake;
+    static PROF_ACTIVE: AtomicBool = AtomicBool::new(false);
+    impl Behaviour for SwitchableFake {
+        fn prof_active() -> Option<&'static AtomicBool> {
+            Some(&PROF_ACTIVE)
+        }
+    }
+
+    /// Runs `test` in a process of its own, unless this is that process. Returns whether it is.
+    fn is_process_of_its_own(test: &str) -> bool {
+        const MARK: &str = "MEMPROF_TEST_PROCESS";
+        if env::var_os(MARK).is_some() {
+            return true;
+        }
+        let mut process = Command::new(env::current_exe().unwrap());
+        let output = process.args([test, "--exact"]).env(MARK, "1").output();
+        let output = output.unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && text.contains("1 passed"),
+            "{text}"
+        );
+        false
+    }
+
+    #[test]
+    fn activation_without_thread_for_its_lease_leaves_sampling_as_before() {
+        let test = "activation_without_thread_for_its_lease_leaves_sampling_as_before";
+        if !is_process_of_its_own(&format!("profiler::activation::tests::{test}")) {
+            return;
+        }
+        let check = |was_active: bool| {
+            PROF_ACTIVE.store(was_active, Ordering::Relaxed);
+            let (profiler, _directory) = new_profiler(Some(fake_mallctl::<SwitchableFake>()));
+            let before = profiler.switch.activation_times();
+            assert_eq!(before.since.is_some(), was_active);
+            let sizes = fs::read_to_string("/proc/thread-self/statm").unwrap();
+            let pages: usize = sizes.split(' ').next().unwrap().parse().unwrap();
+            // A thread needs 8 MiB.
+            let bytes = pages * page_size() + (4 << 20);
+            let set_limit = |current| {
+                let maximum = None;
+                setrlimit(Resource::As, Rlimit { current, maximum }).unwrap();
+            };
+            set_limit(Some(bytes as u64));
+            let refused = profiler.activate(ActivateOptions {
+                allocator: Some(AllocatorKind::Jemalloc),
+                duration: Some(DEFAULT_LEASE),
+                ..ActivateOptions::default()
+            });
+            set_limit(None);
+            let refused = refused.unwrap_err();
+            assert_eq!(refused.kind, ErrorKind::Io, "{refused}");
+            assert_eq!(PROF_ACTIVE.load(Ordering::Relaxed), was_active);
+            let after = profiler.switch.activation_times();
+            assert_eq!((after.since, after.deadline), (before.since, None));
+        };
+        check(false);
+        check(true);
     }
 }

@@ -26,7 +26,7 @@ impl FromStr for AgeBucketWidth {
                 ErrorKind::InvalidArgument,
                 format!("ages={word:?} is not a length of a bucket"),
             )
-            .remedy("valid: off, or whole seconds as in 10s, 1m or 1h")
+            .with_remedy("valid: off, or whole seconds as in 10s, 1m or 1h")
         })
     }
 }
@@ -60,7 +60,8 @@ impl AgeClock {
         }
     }
 
-    /// Starts to record allocation times in buckets of this width, or stops if it is `None`.
+    /// Starts to record allocation times in buckets of this width, beginning now, or stops if it is `None`. The last
+    /// width stays stored, because samples with ages may still be live.
     pub(super) fn set_width(&self, width: Option<AgeBucketWidth>) {
         if let Some(AgeBucketWidth(width)) = width {
             self.width.store(width.get(), Ordering::Relaxed);
@@ -72,7 +73,7 @@ impl AgeClock {
 
     /// Sets the allocation time of new samples to the current bucket. Doubles the width if there are too many buckets.
     /// Does nothing while the clock is stopped.
-    pub(super) fn advance(&self) {
+    pub(super) fn advance_bucket(&self) {
         if self.is_on.load(Ordering::Relaxed) {
             let elapsed = self
                 .now_seconds()

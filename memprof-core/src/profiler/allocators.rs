@@ -78,31 +78,35 @@ impl Allocators {
         Self(Mutex::new(FoundBackends::find_all(settings, &[], &[])))
     }
 
-    /// Searches again if a library was loaded since the last search, or if an allocator can now be intercepted.
-    pub(super) fn refresh(&self, settings: &ProfilerSettings) {
+    /// Searches for allocators again if a library was loaded since the last search, or if one can now be intercepted by
+    /// another method.
+    pub(super) fn search_if_changed(&self, settings: &ProfilerSettings) {
         let (known, without_allocators) = {
             let found = lock(&self.0);
             (found.load_count, Arc::clone(&found.without_allocators))
         };
         if known != loaded_objects::load_count() || self.is_outdated() {
-            let found = FoundBackends::find_all(settings, &self.all(), &without_allocators);
+            let found =
+                FoundBackends::find_all(settings, &self.all_backends(), &without_allocators);
             *lock(&self.0) = found;
         }
     }
 
     /// Whether `memprof attach` patched an allocator's entry points since the last search.
     pub(super) fn is_outdated(&self) -> bool {
-        self.all().iter().any(|each| each.has_new_interception())
+        self.all_backends()
+            .iter()
+            .any(|each| each.has_new_interception())
     }
 
     /// All allocators of the most recent search.
-    pub(super) fn all(&self) -> BackendList {
+    pub(super) fn all_backends(&self) -> BackendList {
         Arc::clone(&lock(&self.0).backends)
     }
 
     /// Whether some allocator is being sampled, by its own sampler or by memprof's.
     pub(super) fn is_active(&self) -> bool {
-        self.all().iter().any(|each| each.is_active())
+        self.all_backends().iter().any(|each| each.is_active())
     }
 
     /// File of the `malloc` that serves the process. `None` if it belongs to a known allocator.
@@ -119,7 +123,9 @@ impl Allocators {
         };
         // Searched without holding the lock: a child that is forked during the search would inherit a locked lock.
         known.unwrap_or_else(|| {
-            let jemallocs = backends.iter().filter_map(|each| each.allocator.jemalloc());
+            let jemallocs = backends
+                .iter()
+                .filter_map(|each| each.allocator.as_jemalloc());
             let path = stripped_jemalloc::find_stripped_jemalloc(
                 jemallocs.map(|each| each.mallctl.address()),
             );
@@ -138,13 +144,13 @@ impl Allocators {
         let Some(kind) = named else {
             return self.default_backends().map_err(Error::from);
         };
-        let backends = self.all();
+        let backends = self.all_backends();
         let is_named = |each: &&Arc<Backend>| each.identity().kind == kind;
         let selected: BackendList = backends.iter().filter(is_named).cloned().collect();
         if selected.is_empty() {
             let message = format!("this process has no {kind} that memprof can find");
             return Err(Error::new(ErrorKind::Unsupported, message)
-                .remedy("send `status` for the allocators there are"));
+                .with_remedy("send `status` for the allocators there are"));
         }
         Ok(selected)
     }
@@ -152,7 +158,7 @@ impl Allocators {
     /// Selects the allocators for a message that names no kind, as described for [`backends_for`](Self::backends_for).
     /// Fails with the reason if there are none.
     fn default_backends(&self) -> std::result::Result<BackendList, Unprofilable> {
-        let backends = self.all();
+        let backends = self.all_backends();
         let is_default = |each: &&Arc<Backend>| {
             let identity = each.identity();
             identity.owns_malloc

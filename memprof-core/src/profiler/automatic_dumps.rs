@@ -41,16 +41,20 @@ pub(super) struct AutomaticDumps {
 }
 
 impl AutomaticDumps {
-    /// Stores `watcher` in place of the current one. Does not stop the thread of the current one.
-    fn set_watcher(&self, watcher: &Arc<Watcher>) {
-        *lock(&self.watcher) = Some(Arc::clone(watcher));
-    }
-
     /// The watcher of this process. `None` if there is none. Also `None` in a forked child, which inherits the rules
     /// but not the thread.
     fn watcher(&self) -> Option<Arc<Watcher>> {
         let watcher = lock(&self.watcher).clone();
         watcher.filter(|watcher| watcher.owner == process::id())
+    }
+
+    /// The watcher of this process. Creates one without rules if there is none.
+    fn get_or_create_watcher(&self) -> Arc<Watcher> {
+        self.watcher().unwrap_or_else(|| {
+            let fresh = Watcher::new(&[]);
+            *lock(&self.watcher) = Some(Arc::clone(&fresh));
+            fresh
+        })
     }
 
     /// Stops the watcher thread and cancels the exit dump.
@@ -66,7 +70,8 @@ impl AutomaticDumps {
 
 impl Profiler {
     /// Replaces the watch rules, and starts the threads that they need: the watcher's, and the one that takes a dump at
-    /// the exit. Warns if a rule needs a memory cgroup and none can be read.
+    /// the exit. An exit dump that earlier rules requested stays. Warns if a rule needs a memory cgroup and none can be
+    /// read.
     ///
     /// # Errors
     /// `Io`: the thread of the watcher or of the exit dump cannot be started.
@@ -75,8 +80,8 @@ impl Profiler {
         if rules.iter().any(reads_cgroup) && cgroup::read_current_cgroup().is_none() {
             log::warn!("cgroup_above never fires: no memory cgroup of this process can be read");
         }
-        let watcher = Watcher::new(rules);
-        self.automatic_dumps.set_watcher(&watcher);
+        let watcher = self.automatic_dumps.get_or_create_watcher();
+        watcher.set_rules(rules);
         if rules.iter().any(|rule| rule.condition == Condition::AtExit) {
             self.prepare_exit_dump()?;
         }
@@ -89,16 +94,12 @@ impl Profiler {
     /// # Errors
     /// The reason why profiling is impossible. `Io`: the watcher thread cannot be started.
     pub fn start_gdump(self: &Arc<Self>, limits: GdumpLimits) -> Result<GdumpResult> {
-        self.allocators.refresh(&self.settings);
+        self.allocators.search_if_changed(&self.settings);
         if let Some(reason) = self.allocators.default_unprofilable_reason() {
             return Err(reason.into());
         }
-        let watcher = self.automatic_dumps.watcher().unwrap_or_else(|| {
-            let fresh = Watcher::new(&[]);
-            self.automatic_dumps.set_watcher(&fresh);
-            fresh
-        });
-        watcher.set_gdump(limits);
+        let watcher = self.automatic_dumps.get_or_create_watcher();
+        watcher.start_gdump(limits);
         self.start_watcher(&watcher)?;
         let mut warnings = self.stop_builtin_gdump()?;
         let status = self.status();
@@ -140,7 +141,7 @@ impl Profiler {
     /// `Allocator`: jemalloc refused.
     fn stop_builtin_gdump(&self) -> Result<Vec<String>> {
         let mut warnings = Vec::new();
-        for jemalloc in jemallocs(&self.allocators.all()) {
+        for jemalloc in jemallocs(&self.allocators.all_backends()) {
             if jemalloc.stop_builtin_gdump()? {
                 warnings.push(format!(
                     "{}'s own prof.gdump was on, and is off now",
@@ -164,7 +165,7 @@ impl Profiler {
     /// calling thread allocates nothing and takes no lock, because a signal may have interrupted it anywhere.
     pub fn take_exit_dump(&self) {
         if let Some(exit_dump) = self.automatic_dumps.exit_dump.get() {
-            exit_dump.run(EXIT_DUMP_TIMEOUT);
+            exit_dump.run_work(EXIT_DUMP_TIMEOUT);
         }
     }
 
@@ -176,7 +177,7 @@ impl Profiler {
     fn prepare_exit_dump(self: &Arc<Self>) -> Result<()> {
         // A weak reference: the thread must not keep the profiler alive when the host ends.
         let profiler = Arc::downgrade(self);
-        let exit_dump = ExitDump::prepare(move || {
+        let exit_dump = ExitDump::start_thread(move || {
             if let Some(profiler) = profiler.upgrade() {
                 profiler.exclude_this_thread();
                 profiler.dump_at_exit();
@@ -208,10 +209,10 @@ impl Profiler {
     pub(super) fn watch_status(&self) -> Vec<WatchStatus> {
         self.automatic_dumps
             .watcher()
-            .map_or(Vec::new(), |watcher| watcher.status())
+            .map_or(Vec::new(), |watcher| watcher.rules_status())
     }
 
-    /// State of the watch for high-water marks. `None` if it was not started.
+    /// State of the watch for high-water marks. `None` while none is running.
     pub(super) fn gdump_status(&self) -> Option<GdumpStatus> {
         self.automatic_dumps.watcher()?.gdump_status()
     }
@@ -238,36 +239,33 @@ impl Profiler {
     /// Takes a due dump. If the rule requests it and sampling is off, activates sampling instead, without a dump. The
     /// result requests another attempt if a dump is running or memory is short. Other errors are only logged.
     fn handle_due_dump(self: &Arc<Self>, due: DueDump) -> DumpOutcome {
-        if due.activate && self.status().profiling == Profiling::Inactive {
-            match self.activate(ActivateOptions::default()) {
-                Ok(_) => log::info!("profiling is active: {}", due.trigger),
-                Err(error) if error.kind == ErrorKind::Busy => return DumpOutcome::Busy,
-                Err(error) => log::error!("{}: {error}", due.trigger),
+        let activates = due.activate && self.status().profiling == Profiling::Inactive;
+        let (acted, outcome) = match activates {
+            true => {
+                let activated = self.activate(ActivateOptions::default());
+                let acted = activated.map(|_| log::info!("profiling is active: {}", due.trigger));
+                (acted, DumpOutcome::Activated)
             }
-            return DumpOutcome::Activated;
-        }
-        match self.dump(None, ProfileKind::Heap, due.trigger) {
-            Ok(report) => {
-                self.automatic_dumps
-                    .was_refused
-                    .store(false, Ordering::Relaxed);
-                log_dump(&report, &due.trigger);
+            false => {
+                let dumped = self.dump(None, ProfileKind::Heap, due.trigger);
+                let acted = dumped.map(|report| log_dump(&report, &due.trigger));
+                (acted, DumpOutcome::Done)
             }
+        };
+        let was_refused = &self.automatic_dumps.was_refused;
+        match acted {
+            Ok(()) => was_refused.store(false, Ordering::Relaxed),
             Err(error) if error.kind == ErrorKind::Busy => return DumpOutcome::Busy,
-            Err(error) if error.os_error() == Some(Errno::NOMEM) => {
+            Err(error) if error.errno() == Some(Errno::NOMEM) => {
                 // Logged only once: without memory, a rule such as cgroup_above is refused again and again.
-                if !self
-                    .automatic_dumps
-                    .was_refused
-                    .swap(true, Ordering::Relaxed)
-                {
+                if !was_refused.swap(true, Ordering::Relaxed) {
                     log::error!("{}: {error}; tried again from time to time", due.trigger);
                 }
                 return DumpOutcome::Refused;
             }
             Err(error) => log::error!("{}: {error}", due.trigger),
         }
-        DumpOutcome::Done
+        outcome
     }
 }
 
@@ -279,4 +277,27 @@ fn log_dump(report: &DumpReport, trigger: &Trigger) {
         stacks => format!("{stacks} stacks"),
     };
     log::info!("{trigger}: dumped {stacks} to {path}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocators::fake::{Behaviour, fake_mallctl};
+    use crate::profiler::tests::new_profiler;
+
+    /// A jemalloc without memory.
+    struct ExhaustedFake;
+    impl Behaviour for ExhaustedFake {
+        const ACTIVATION_STATUS: i32 = libc::ENOMEM;
+    }
+
+    #[test]
+    fn activation_that_lacks_memory_is_tried_again() {
+        let (profiler, _directory) = new_profiler(Some(fake_mallctl::<ExhaustedFake>()));
+        let outcome = profiler.handle_due_dump(DueDump {
+            trigger: Trigger::HighWater(1),
+            activate: true,
+        });
+        assert_eq!(outcome, DumpOutcome::Refused);
+    }
 }

@@ -17,13 +17,13 @@ impl Profiler {
             // The program itself activated the allocator's sampler, so it stays on.
             true => {
                 let mut switch = self.switch.lock();
-                switch.uninstall();
+                switch.uninstall_walkers();
                 switch.set_lease(None);
             }
             false => drop(self.deactivate(None)?),
         }
-        for backend in &*self.allocators.all() {
-            backend.clear_and_uninstall()?;
+        for backend in &*self.allocators.all_backends() {
+            backend.drop_samples_and_uninstall()?;
         }
         self.dump_slot.dumper.stop();
         Ok(())

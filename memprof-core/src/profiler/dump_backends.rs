@@ -52,7 +52,7 @@ impl Profiler {
     ) -> Result<DumpReport> {
         let _running = self.dump_slot.acquire()?;
         let start = Instant::now();
-        let round = self.prepare_round(allocator, kind, trigger)?;
+        let round = self.prepare_dump_round(allocator, kind, trigger)?;
         // Checked first, because an allocator may hold locks while it writes a dump, which would be for nothing if the
         // dump cannot be stored.
         self.settings.store.require_writable()?;
@@ -63,12 +63,12 @@ impl Profiler {
             .max_by_key(|dump| dump.estimated_inuse_bytes)
             .cloned()
             .ok_or_else(no_dump_error)?;
-        self.dump_slot.record_size(largest.bytes);
+        self.dump_slot.record_dump_size(largest.bytes);
         Ok(DumpReport {
             warnings: match kind {
                 ProfileKind::Heap => {
-                    let mut warnings = dump_warnings(&dumps, active_since, SystemTime::now());
-                    let live = statistics::live_bytes(&round.backends);
+                    let mut warnings = no_samples_warnings(&dumps, active_since, SystemTime::now());
+                    let live = statistics::read_live_bytes(&round.backends);
                     warnings.extend(live.into_iter().flat_map(|live| {
                         unprofiled_warnings(&UnprofiledMemory {
                             live,
@@ -77,7 +77,7 @@ impl Profiler {
                                 .map(|dump| dump.estimated_inuse_bytes)
                                 .fold(0, u64::saturating_add),
                             stacks: dumps.iter().map(|dump| dump.stacks).sum(),
-                            before: self.switch.live_bytes_before(),
+                            before: self.switch.live_bytes_at_start(),
                             samplers: builtin_samplers(&round.backends),
                         })
                     }));
@@ -89,8 +89,9 @@ impl Profiler {
                         .iter()
                         .filter_map(|each| Some((each.sampler_status()?, each.sample_interval())));
                     warnings.extend(
-                        samplers
-                            .flat_map(|(sampler, interval)| sampler_warnings(&sampler, interval)),
+                        samplers.flat_map(|(sampler, interval)| {
+                            lost_sample_warnings(&sampler, interval)
+                        }),
                     );
                     warnings.splice(0..0, dumps.iter().flat_map(unseen_call_warnings));
                     warnings.extend(dumps.iter().filter_map(early_end_warning));
@@ -119,34 +120,34 @@ impl Profiler {
         kind: ProfileKind,
     ) -> Result<InMemoryDump> {
         let _running = self.dump_slot.acquire()?;
-        let round = self.prepare_round(allocator, kind, Trigger::Message)?;
-        let dumps = self.dump_each_backend(&round, take_dump::take_in_memory)?;
+        let round = self.prepare_dump_round(allocator, kind, Trigger::Message)?;
+        let dumps = self.dump_each_backend(&round, take_dump::take_dump_in_memory)?;
         let largest = dumps
             .into_iter()
             .max_by_key(|dump| dump.estimated_inuse_bytes);
         largest.ok_or_else(no_dump_error)
     }
 
-    /// Selects the backends as [`dump`](Self::dump) does, and collects the facts that the dump records about its
-    /// origin.
+    /// Selects the backends as [`dump`](Self::dump) does, after a search for new allocators, and collects the facts
+    /// that the dump records about its origin. Also clears outdated unwind rules.
     ///
     /// # Errors
     /// `Io`: memory is short. Otherwise the reason why no backend has this kind of profile.
-    fn prepare_round(
+    fn prepare_dump_round(
         &self,
         allocator: Option<AllocatorKind>,
         kind: ProfileKind,
         trigger: Trigger,
     ) -> Result<DumpRound> {
         headroom::require_dump_memory()?;
-        self.allocators.refresh(&self.settings);
+        self.allocators.search_if_changed(&self.settings);
         self.switch.maintain_unwinder();
         let backends = self.allocators.backends_for(allocator)?;
         self.allocators.require_profile(&backends, kind)?;
         let origin = DumpOrigin {
             program: self.settings.program.clone(),
             started: self.started,
-            active_since: self.switch.activation().since,
+            active_since: self.switch.activation_times().since,
             trigger,
             rss: read_rss().inspect_err(|error| log::debug!("{error}")).ok(),
             ages: self.switch.age_header_line(),
@@ -189,11 +190,11 @@ impl Profiler {
         let bytes = backend.profile_memory_estimate(round.kind);
         let bytes = bytes.unwrap_or_else(|| self.dump_slot.expected_bytes());
         headroom::require_headroom(bytes)?;
-        seccomp::require_allowed_calls()?;
-        let hidden = hidden_file::hidden_name(&name, ".scratch");
-        let scratch = Arc::new(Scratch::open(store.directory(), &hidden)?);
+        seccomp::require_seccomp_allows_calls()?;
+        let hidden = hidden_file::hidden_file_name(&name, ".scratch");
+        let scratch = Arc::new(Scratch::create(store.directory(), &hidden)?);
         let polled = Arc::clone(&scratch);
-        let all = self.allocators.all();
+        let all = self.allocators.all_backends();
         let take = move || {
             exclude_this_thread(&all);
             take(&backend, &store, &name, &origin, &scratch)
@@ -205,7 +206,7 @@ impl Profiler {
         })?
     }
 
-    /// Creates a unique name for a dump that is about to be taken.
+    /// Creates a unique name for a dump that is about to be taken, with the current time and the next sequence number.
     ///
     /// # Errors
     /// `Io`: the kernel provides no random bytes.
@@ -243,15 +244,15 @@ fn label_set_warning(sets: LabelSetStats) -> Option<String> {
     })
 }
 
-/// Warnings that samples were lost, so that a profile of memprof's sampler shows too little. `interval` is the current
-/// sample interval in bytes, from which the remedy derives a coarser one; `None` counts as 0.
-fn sampler_warnings(
+/// Warning that samples were lost, so that a profile of memprof's sampler shows too little. Empty if none were.
+/// `interval` is the current sample interval in bytes, from which the remedy derives a coarser one; `None` counts as 0.
+fn lost_sample_warnings(
     sampler: &SamplerStatus,
     interval: Option<u64>,
 ) -> impl Iterator<Item = String> + use<> {
     let SamplerStatus { samples, lost, .. } = *sampler;
     let lost = (lost > 0).then(|| {
-        let interval = SampleInterval::sufficient(interval.unwrap_or_default(), samples, lost);
+        let interval = SampleInterval::for_lossless_sampling(interval.unwrap_or_default(), samples, lost);
         let interval = format_size(interval.bytes());
         format!(
             "{lost} of {samples} samples were lost, because memprof's tables were full of stacks whose memory lives, \
@@ -322,11 +323,11 @@ fn early_end_warning(dump: &Dump) -> Option<String> {
 /// Stall of a dump that the operator should know of: a server's clients notice it.
 const NOTABLE_STALL: Duration = Duration::from_millis(50);
 
-/// Warning that the last dump stalled the program's threads, with the way to sample without that if there is one. `None`
-/// for a short stall, and with memprof's sampler.
+/// Warning that the last dump stalled the program's threads, with the way to sample without that if there is one.
+/// `None` for a stall below [`NOTABLE_STALL`], and with memprof's sampler.
 fn stall_warning(backend: &Backend) -> Option<String> {
     let stall = backend
-        .dump_stall()
+        .last_dump_stall()
         .filter(|stall| *stall >= NOTABLE_STALL)?;
     let remedy = match backend.supports_own_sampler() {
         true => "; `activate sampler=memprof` samples without that",
@@ -343,8 +344,13 @@ fn stall_warning(backend: &Backend) -> Option<String> {
 const PSEUDO_FRAMES_WARNING: &str = "its stacks contain ages or labels, which other tools would read as addresses: \
      convert it for them with `memprof report --format jeprof`";
 
-/// Warnings that explain dumps with few or no samples. `active_since` is the start of sampling; `None` while it is off.
-fn dump_warnings(dumps: &[Dump], active_since: Option<SystemTime>, now: SystemTime) -> Vec<String> {
+/// Warnings that explain dumps without samples, or with old ones alone. `active_since` is the start of sampling; `None`
+/// while it is off.
+fn no_samples_warnings(
+    dumps: &[Dump],
+    active_since: Option<SystemTime>,
+    now: SystemTime,
+) -> Vec<String> {
     let mut warnings = Vec::new();
     match active_since {
         None => warnings.push(

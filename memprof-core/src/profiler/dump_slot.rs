@@ -37,7 +37,9 @@ impl DumpSlot {
             });
         match claimed {
             Ok(_) => Ok(DumpGuard(&self.owner)),
-            Err(_) => Err(Error::new(ErrorKind::Busy, "a dump is running").remedy("try again")),
+            Err(_) => {
+                Err(Error::new(ErrorKind::Busy, "a dump is running").with_remedy("try again"))
+            }
         }
     }
 
@@ -58,7 +60,7 @@ impl DumpSlot {
     }
 
     /// Records the size of the last dump in bytes, for [`expected_bytes`](Self::expected_bytes).
-    pub(super) fn record_size(&self, bytes: u64) {
+    pub(super) fn record_dump_size(&self, bytes: u64) {
         self.last_size.store(bytes, Ordering::Relaxed);
     }
 }

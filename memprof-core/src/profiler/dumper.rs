@@ -79,7 +79,7 @@ impl Dumper {
         let state = self.ensure_started()?;
         let outcome = Arc::new((Mutex::new(None), Condvar::new()));
         let result = Arc::clone(&outcome);
-        state.submit(Box::new(move || {
+        state.submit_job(Box::new(move || {
             *lock(&result.0) = Some(panic::catch_unwind(AssertUnwindSafe(work)));
             result.1.notify_one();
         }));
@@ -132,7 +132,9 @@ impl Dumper {
         memprof_own::spawn(c"memprof-dumper", move |privileges| {
             worker.run_jobs(privileges)
         })
-        .map_err(|error| Error::system(Operation::Thread, "start the dumper thread", &error))?;
+        .map_err(|error| {
+            Error::io_for_operation(Operation::Thread, "start the dumper thread", &error)
+        })?;
         *handle = Some(DumperHandle {
             process,
             table,
@@ -163,8 +165,8 @@ fn wait_with_poll<T>(result: &(Mutex<Option<T>>, Condvar), poll: impl Fn() -> bo
 
 impl DumperState {
     /// Passes a job to the thread. Blocks while an earlier job is waiting.
-    fn submit(&self, job: Job) {
-        let mut next = self.lock_when_not(|next| matches!(next, PendingJob::Job(_)));
+    fn submit_job(&self, job: Job) {
+        let mut next = self.wait_while_pending(|next| matches!(next, PendingJob::Job(_)));
         *next = PendingJob::Job(job);
         self.changed.notify_all();
     }
@@ -173,7 +175,7 @@ impl DumperState {
     /// program's main thread no longer has.
     fn run_jobs(&self, privileges: &mut Privileges) {
         loop {
-            let mut next = self.lock_when_not(|next| matches!(next, PendingJob::Nothing));
+            let mut next = self.wait_while_pending(|next| matches!(next, PendingJob::Nothing));
             let PendingJob::Job(job) = std::mem::take(&mut *next) else {
                 return;
             };
@@ -184,8 +186,8 @@ impl DumperState {
         }
     }
 
-    /// Waits until `condition` is false, and returns the lock of the pending job.
-    fn lock_when_not(
+    /// Waits while `condition` holds for the pending job, and returns its lock.
+    fn wait_while_pending(
         &self,
         condition: impl FnMut(&mut PendingJob) -> bool,
     ) -> MutexGuard<'_, PendingJob> {

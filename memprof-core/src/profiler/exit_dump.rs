@@ -32,12 +32,12 @@ pub(crate) struct ExitDump {
 }
 
 impl ExitDump {
-    /// Starts the thread that will run `work` at the exit. It waits for [`run`](Self::run), and ends without running
-    /// `work` after [`cancel`](Self::cancel).
+    /// Starts the thread that will run `work` at the exit. It waits for [`run_work`](Self::run_work), and ends without
+    /// running `work` after [`cancel`](Self::cancel).
     ///
     /// # Errors
     /// `Io`: the thread cannot be started.
-    pub(crate) fn prepare(work: impl FnOnce() + Send + 'static) -> Result<Self> {
+    pub(crate) fn start_thread(work: impl FnOnce() + Send + 'static) -> Result<Self> {
         let state = Arc::new(AtomicU32::new(WAITING));
         let thread_state = Arc::clone(&state);
         memprof_own::spawn(c"memprof-exit", move |privileges| {
@@ -52,7 +52,7 @@ impl ExitDump {
             }
         })
         .map_err(|error| {
-            Error::system(
+            Error::io_for_operation(
                 Operation::Thread,
                 "start the thread that dumps at the exit",
                 &error,
@@ -65,9 +65,9 @@ impl ExitDump {
     }
 
     /// Makes the thread run its work, and waits until it has finished or `timeout` is over. Only the first call has an
-    /// effect. In a forked child, which lacks the thread, no call has one.
-    pub(crate) fn run(&self, timeout: Duration) {
-        // The thread is the program's, and may be one that may not read other clocks.
+    /// effect, and none after [`cancel`](Self::cancel) or in a forked child, which lacks the thread.
+    pub(crate) fn run_work(&self, timeout: Duration) {
+        // The thread is the program's, which may not be allowed to read the other clocks (`coarse_monotonic_time`).
         let start = coarse_monotonic_time();
         if self.process != process::id() || !self.advance_to(RUNNING) {
             return;
@@ -131,26 +131,26 @@ mod tests {
     #[test]
     fn exit_work_runs_once() {
         let (sender, receiver) = mpsc::channel();
-        let exit_dump = ExitDump::prepare(move || sender.send(7).unwrap()).unwrap();
-        exit_dump.run(Duration::from_secs(60));
+        let exit_dump = ExitDump::start_thread(move || sender.send(7).unwrap()).unwrap();
+        exit_dump.run_work(Duration::from_secs(60));
         assert_eq!(receiver.try_recv(), Ok(7));
-        exit_dump.run(Duration::from_secs(60));
+        exit_dump.run_work(Duration::from_secs(60));
         assert!(receiver.try_recv().is_err());
     }
 
     #[test]
     fn exit_continues_after_timeout() {
         let (_sender, receiver) = mpsc::channel::<()>();
-        let exit_dump = ExitDump::prepare(move || assert!(receiver.recv().is_err())).unwrap();
+        let exit_dump = ExitDump::start_thread(move || assert!(receiver.recv().is_err())).unwrap();
         let start = Instant::now();
-        exit_dump.run(Duration::from_millis(10));
+        exit_dump.run_work(Duration::from_millis(10));
         assert!(start.elapsed() >= Duration::from_millis(10));
     }
 
     #[test]
     fn dropped_exit_dump_runs_nothing() {
         let (sender, receiver) = mpsc::channel::<()>();
-        drop(ExitDump::prepare(move || sender.send(()).unwrap()));
+        drop(ExitDump::start_thread(move || sender.send(()).unwrap()));
         // The closure is dropped without being called.
         assert!(receiver.recv().is_err());
     }

@@ -1,5 +1,6 @@
 //! Labels of samples: selects the labels of allocating threads to record, and lists them in dumps.
 
+use std::collections::HashSet;
 use std::str::FromStr;
 use std::sync::Mutex;
 
@@ -12,7 +13,7 @@ use crate::lock::lock;
 use crate::system::seccomp;
 use crate::unwinder::{
     self, LabelContext, LabelKeyNames, LabelSetCounts, MAX_KEYS, MAX_SETS, ThreadContext,
-    find_thread_contexts, read_attribute_keys,
+    find_thread_contexts, read_label_key_names,
 };
 
 /// Key that stands for the thread's name in the kernel.
@@ -42,8 +43,8 @@ enum LabelSource {
 impl FromStr for LabelKeys {
     type Err = Error;
 
-    /// Parses a list of keys, such as `thread,http.route,tenant:0`. Also rejects `on` and a number alone, which are meant as
-    /// a switch.
+    /// Parses a list of keys, such as `thread,http.route,tenant:0`. Also rejects `on` and a number alone, which are
+    /// meant as a switch.
     fn from_str(words: &str) -> Result<Self> {
         let keys: Option<Vec<_>> = words.split(',').map(LabelKey::parse).collect();
         // JSON's `true` arrives as `on`, and its numbers as text.
@@ -53,7 +54,7 @@ impl FromStr for LabelKeys {
                 ErrorKind::InvalidArgument,
                 format!("labels={words:?} is not a list of label keys"),
             )
-            .remedy(
+            .with_remedy(
                 "valid: off, or up to 8 of `thread`, KEY and KEY:INDEX, as in thread,http.route,tenant:0, where \
                  INDEX is the attribute's in OpenTelemetry's thread context",
             )
@@ -106,9 +107,8 @@ impl ActiveLabels {
         if has_thread_name && seccomp::filter_count().is_some() {
             let message = "a thread's name is read by prctl(2), for which a seccomp filter of this process might \
                            end it";
-            return Err(
-                Error::new(ErrorKind::Unsupported, message).remedy("leave thread out of labels")
-            );
+            return Err(Error::new(ErrorKind::Unsupported, message)
+                .with_remedy("leave thread out of labels"));
         }
         let indexes = match requested
             .iter()
@@ -117,10 +117,8 @@ impl ActiveLabels {
             true => find_key_indexes(requested)?,
             false => Vec::new(),
         };
-        let numbers = requested
-            .iter()
-            .map(|key| assign_key_number(&key.name, &KNOWN_KEYS));
-        let numbers = numbers.collect::<Result<Vec<_>>>()?;
+        let names: Vec<_> = requested.iter().map(|key| key.name.as_str()).collect();
+        let numbers = assign_key_numbers(&names, &KNOWN_KEYS)?;
         let contexts: Vec<_> = indexes
             .into_iter()
             .map(|(context, indexes)| {
@@ -155,26 +153,47 @@ fn key_names(known: &[LockFreeOnce<String>]) -> Vec<&str> {
     known.map(String::as_str).collect()
 }
 
+/// Numbers of these keys, in their order.
+///
+/// # Errors
+/// `Unsupported`: too few numbers are free. No number is assigned then, because it would be gone for good.
+fn assign_key_numbers(keys: &[&str], known: &[LockFreeOnce<String>]) -> Result<Vec<usize>> {
+    let names = key_names(known);
+    let new: HashSet<_> = keys.iter().filter(|key| !names.contains(key)).collect();
+    if names.len() + new.len() > known.len() {
+        return Err(no_key_number_error(known));
+    }
+    keys.iter()
+        .map(|key| assign_key_number(key, known))
+        .collect()
+}
+
 /// Number of a key: its index in `known`. It is assigned at the key's first use and never changes.
 ///
 /// # Errors
 /// `Unsupported`: all numbers belong to other keys.
 fn assign_key_number(key: &str, known: &[LockFreeOnce<String>]) -> Result<usize> {
+    // Another thread may set a free cell first, to another key.
     let is_own_cell = |cell: &LockFreeOnce<String>| {
         cell.get().is_none_or(|known| known == key) && cell.get_or_set(key.to_owned()) == key
     };
-    known.iter().position(is_own_cell).ok_or_else(|| {
-        let known = key_names(known).join(", ");
-        let message = format!("a process can have {MAX_KEYS} label keys, and has already: {known}");
-        Error::new(ErrorKind::Unsupported, message).remedy("use these, or restart the program")
-    })
+    let number = known.iter().position(is_own_cell);
+    number.ok_or_else(|| no_key_number_error(known))
+}
+
+/// `Unsupported` error for more keys than a process can have.
+fn no_key_number_error(known: &[LockFreeOnce<String>]) -> Error {
+    let known = key_names(known).join(", ");
+    let message = format!("a process can have {MAX_KEYS} label keys, and has already: {known}");
+    Error::new(ErrorKind::Unsupported, message).with_remedy("use these, or restart the program")
 }
 
 /// Label contexts of the process. Each has one index for every requested key, which locates the key in its records.
 type ContextKeyIndexes = Vec<(ThreadContext, Vec<Option<u8>>)>;
 
 /// Finds the requested keys in the label contexts of the process. Returns each context with one index per key, in the
-/// order of the request. An index is `None` if the context lacks the key.
+/// order of the request. An index is `None` if the context lacks the key. A program's own context gets a number for a
+/// key that it lacks, as long as it has numbers left.
 ///
 /// # Errors
 /// `Unsupported`: no code sets labels, or none sets one of the keys.
@@ -183,12 +202,12 @@ fn find_key_indexes(requested: &[LabelKey]) -> Result<ContextKeyIndexes> {
     if found.is_empty() {
         let message = "no code in this process sets labels: neither with memprof's label calls nor as a thread \
                        context of OpenTelemetry (a thread-local variable otel_thread_ctx_v1 in its dynamic symbols)";
-        return Err(Error::new(ErrorKind::Unsupported, message).remedy(
+        return Err(Error::new(ErrorKind::Unsupported, message).with_remedy(
             "labels=thread records thread names; programs set labels with memprof_label_push of memprof_host.h, in \
              Rust with the crate memprof-labels, and export OpenTelemetry's with -rdynamic",
         ));
     }
-    let named = read_attribute_keys();
+    let named = read_label_key_names();
     let index = |context: &ThreadContext, key: &LabelKey| match (key.source, context.keys) {
         (LabelSource::ContextKey, LabelKeyNames::Program(registry)) => {
             registry.assign_key_number(&key.name)
@@ -244,12 +263,12 @@ fn missing_key_error(LabelKey { name, source }: &LabelKey, named: Option<&[Strin
         ErrorKind::Unsupported,
         format!("no code sets the label {name:?}: {reason}"),
     )
-    .remedy(remedy)
+    .with_remedy(remedy)
 }
 
 /// Header lines of a dump about the labels of its stacks: one with the keys, and one for each label set with its
 /// number. Empty before the first request for labels.
-pub(super) fn header_lines() -> Vec<String> {
+pub(super) fn label_header_lines() -> Vec<String> {
     let known = key_names(&KNOWN_KEYS);
     if known.is_empty() {
         return Vec::new();
@@ -341,5 +360,20 @@ mod tests {
             "{refused}"
         );
         assert_eq!(assign_key_number("h", &known).unwrap(), 7);
+    }
+
+    #[test]
+    fn request_with_too_many_keys_assigns_no_number() {
+        let known = [const { LockFreeOnce::new() }; 3];
+        let check = |keys: &[&str], expected: Option<&[usize]>, names: &[&str]| {
+            let numbers = assign_key_numbers(keys, &known).ok();
+            assert_eq!(numbers.as_deref(), expected, "{keys:?}");
+            assert_eq!(key_names(&known), names, "{keys:?}");
+        };
+        check(&["a"], Some(&[0]), &["a"]);
+        check(&["b", "c", "d"], None, &["a"]);
+        check(&["b", "a", "b"], Some(&[1, 0, 1]), &["a", "b"]);
+        check(&["c", "d"], None, &["a", "b"]);
+        check(&["c"], Some(&[2]), &["a", "b", "c"]);
     }
 }

@@ -33,7 +33,7 @@ impl Lease {
             }
         })
         .map_err(|error| {
-            Error::system(
+            Error::io_for_operation(
                 Operation::Thread,
                 "start the thread that ends the activation",
                 &error,

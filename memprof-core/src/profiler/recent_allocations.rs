@@ -3,7 +3,7 @@
 use memprof_messages::RecentAllocations;
 
 use super::statistics::jemallocs;
-use super::{Profiler, needs_jemalloc_error};
+use super::{Profiler, no_jemalloc_error};
 use crate::accounting::recent_allocations::{self};
 use crate::allocators::jemalloc::Jemalloc;
 use crate::error::Result;
@@ -17,10 +17,10 @@ impl Profiler {
     /// off, or nothing is recorded yet. `InvalidArgument`: `max` is out of range.
     pub fn recent_allocations(&self, max: Option<u64>) -> Result<Vec<RecentAllocations>> {
         let _running = self.dump_slot.acquire()?;
-        self.allocators.refresh(&self.settings);
-        let backends = self.allocators.all();
+        self.allocators.search_if_changed(&self.settings);
+        let backends = self.allocators.all_backends();
         let jemallocs = jemallocs(&backends);
-        let no_jemalloc = || needs_jemalloc_error("keeps its latest allocations");
+        let no_jemalloc = || no_jemalloc_error("keeps its latest allocations");
         let first = jemallocs.first().ok_or_else(no_jemalloc)?;
         let able = |jemalloc: &&Jemalloc| {
             recent_allocations::require_recent_allocations(jemalloc, max).is_ok()

@@ -28,9 +28,9 @@ impl Profiler {
         let own = own_sampler_backend(backends);
         match (choice, own) {
             (SamplerChoice::Auto, Some(own)) if self.needs_own_sampler(backends, own) => {
-                self.deselect_others(own)?;
+                self.deselect_own_sampler_except(own)?;
                 // If memprof's sampler cannot be used, the allocators' own errors contain the remedies.
-                if own.select(SamplerSelection::OwnFallback).is_ok() {
+                if own.select_sampler(SamplerSelection::OwnFallback).is_ok() {
                     let is_needed = |each: &&Arc<Backend>| {
                         // An allocator beside malloc is sampled together with malloc.
                         let is_sampled_too = !own.identity().owns_malloc && !Arc::ptr_eq(each, own);
@@ -42,19 +42,19 @@ impl Profiler {
             (SamplerChoice::Auto | SamplerChoice::Allocator, Some(_)) => {
                 backends
                     .iter()
-                    .try_for_each(|each| each.select(SamplerSelection::Allocator))?;
+                    .try_for_each(|each| each.select_sampler(SamplerSelection::Allocator))?;
             }
             (SamplerChoice::Auto | SamplerChoice::Allocator, None) => {}
             (SamplerChoice::Memprof, Some(own)) => {
-                self.deselect_others(own)?;
-                own.select(SamplerSelection::OwnRequested)?;
+                self.deselect_own_sampler_except(own)?;
+                own.select_sampler(SamplerSelection::OwnRequested)?;
                 return Ok([Arc::clone(own)].into());
             }
             (SamplerChoice::Memprof, None) => {
                 let message = "memprof's sampler serves the allocator of malloc, and a jemalloc that \
                                can be hooked, which none of these is";
                 return Err(Error::new(ErrorKind::Unsupported, message)
-                    .remedy("leave `allocator` out, or see `status`"));
+                    .with_remedy("leave `allocator` out, or see `status`"));
             }
         }
         Ok(Arc::clone(backends))
@@ -63,26 +63,28 @@ impl Profiler {
     /// Selects the configured sampler for all allocators. Undoes the selection of an activation. An error is only
     /// logged.
     pub(super) fn select_default_sampler(&self) {
-        if let Err(error) = self.select_sampler(&self.allocators.all(), self.settings.sampler) {
+        if let Err(error) =
+            self.select_sampler(&self.allocators.all_backends(), self.settings.sampler)
+        {
             log::debug!("{error}");
         }
     }
 
-    /// Searches for allocators again if `memprof attach` patched entry points since the last search. Does nothing while
-    /// sampling is on.
+    /// Searches for allocators again, and selects the configured sampler, if `memprof attach` patched entry points
+    /// since the last search. Does nothing while sampling is on.
     pub(super) fn refresh_interception(&self) {
         if !self.allocators.is_active() && self.allocators.is_outdated() {
-            self.allocators.refresh(&self.settings);
+            self.allocators.search_if_changed(&self.settings);
             self.select_default_sampler();
         }
     }
 
     /// Deselects memprof's sampler for all allocators except `own`, because a process has only one such sampler. Fails
     /// with the error of the first whose sampler refuses to stop.
-    fn deselect_others(&self, own: &Arc<Backend>) -> Result<()> {
-        let all = self.allocators.all();
+    fn deselect_own_sampler_except(&self, own: &Arc<Backend>) -> Result<()> {
+        let all = self.allocators.all_backends();
         let mut others = all.iter().filter(|each| !Arc::ptr_eq(each, own));
-        others.try_for_each(|other| other.select(SamplerSelection::Allocator))
+        others.try_for_each(|other| other.select_sampler(SamplerSelection::Allocator))
     }
 
     /// Returns whether memprof's sampler must serve `own`, the backend that it can sample. It must if `own` cannot
@@ -97,21 +99,22 @@ impl Profiler {
         let is_other_jemalloc = |each: &Arc<Backend>| {
             each.identity().kind == AllocatorKind::Jemalloc && serves_program_beside_malloc(each)
         };
-        let jemalloc = own.allocator.jemalloc();
-        let leaves_threads_out = jemalloc.is_some_and(Jemalloc::leaves_threads_out);
+        let jemalloc = own.allocator.as_jemalloc();
+        let may_skip_threads = jemalloc.is_some_and(Jemalloc::may_skip_threads);
         let cannot_sample = own.allocator.require_profiling().is_err()
-            || leaves_threads_out && !own.allocator.is_active();
+            || may_skip_threads && !own.allocator.is_active();
         !own.uses_jemalloc_hooks()
             && cannot_sample
             && !others.any(is_other_jemalloc)
             && self.allocators.stripped_jemalloc().is_none()
     }
 
-    /// Makes memprof's sampler intercept newly loaded libraries. Returns false while it does not sample.
+    /// Makes memprof's sampler intercept newly loaded libraries, whichever allocator it samples. Returns false while it
+    /// does not sample.
     pub(super) fn maintain_sampler(&self) -> bool {
-        let backends = self.allocators.all();
+        let backends = self.allocators.all_backends();
         let own = backends.iter().filter(|each| each.supports_own_sampler());
-        own.filter(|each| each.maintain()).count() > 0
+        own.filter(|each| each.maintain_interception()).count() > 0
     }
 }
 

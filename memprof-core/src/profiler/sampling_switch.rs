@@ -1,16 +1,17 @@
 //! The sampling switch: the state of sampling, behind a lock that is held while sampling is started or stopped.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 use std::time::SystemTime;
 
 use super::age_clock::{AgeBucketWidth, AgeClock};
+use super::earlier_sampling::EarlierSampling;
 use super::labels::{ActiveLabels, LabelKeys};
 use super::lease::Lease;
 use crate::allocators::jemalloc::Jemalloc;
 use crate::error::Result;
 use crate::lock::lock;
-use crate::sampler::{self, Backend};
-use crate::unwinder::{PeriodicTask, Unwinder, UnwinderSettings, set_leased};
+use crate::sampler;
+use crate::unwinder::{PeriodicTask, Unwinder, UnwinderSettings, set_activation_leased};
 use memprof_messages::{UnwinderChoice, UnwinderStatus};
 
 /// The switch of sampling, and the parts that are installed while sampling is on.
@@ -29,19 +30,11 @@ pub(super) struct SamplingSwitch {
 struct ActiveSampling {
     since: Option<SystemTime>,
     /// Live bytes at `since`. `None` if unknown.
-    live_bytes_before: Option<u64>,
+    live_bytes_at_start: Option<u64>,
     lease: Option<Lease>,
     /// Sampling that the end of the lease restores. `None`: sampling was off.
     before_lease: Option<EarlierSampling>,
     periodic_task: Option<PeriodicTask>,
-}
-
-/// Sampling that was on when an activation with a time limit began, for example of a host that always profiles.
-#[derive(Clone, Debug)]
-pub(super) struct EarlierSampling {
-    pub(super) since: SystemTime,
-    /// Backends that were being sampled. Each has its interval in bytes, and whether memprof's sampler was in use.
-    pub(super) backends: Vec<(Arc<Backend>, Option<u64>, bool)>,
 }
 
 /// Start of an activation, and its deadline if it has a time limit.
@@ -91,7 +84,7 @@ impl SamplingSwitch {
 
     /// Start and deadline of the current activation. The start is `None` while sampling is off, and the deadline
     /// without a time limit.
-    pub(super) fn activation(&self) -> ActivationTimes {
+    pub(super) fn activation_times(&self) -> ActivationTimes {
         let active = lock(&self.active);
         ActivationTimes {
             since: active.since,
@@ -100,21 +93,22 @@ impl SamplingSwitch {
     }
 
     /// Live bytes when sampling began. `None` while it is off, or if unknown.
-    pub(super) fn live_bytes_before(&self) -> Option<u64> {
-        lock(&self.active).live_bytes_before
+    pub(super) fn live_bytes_at_start(&self) -> Option<u64> {
+        lock(&self.active).live_bytes_at_start
     }
 
     /// Advances the age buckets, clears outdated unwind rules, and uninstalls walkers whose stacks differ from the
     /// allocator's. A periodic task calls it until it returns false: when memprof's walker is not installed.
-    pub(super) fn maintain(&self) -> bool {
+    pub(super) fn maintain_unwinder_and_ages(&self) -> bool {
         self.maintain_unwinder();
-        self.ages.advance();
+        self.ages.advance_bucket();
         self.unwinder.has_own_walker()
     }
 
-    /// Clears outdated unwind rules, and uninstalls walkers whose stacks differ from the allocator's.
+    /// Clears outdated unwind rules, and uninstalls walkers whose stacks differ from the allocator's; see
+    /// [`Unwinder::maintain_walkers`].
     pub(super) fn maintain_unwinder(&self) {
-        self.unwinder.maintain();
+        self.unwinder.maintain_walkers();
     }
 
     /// State of the walkers, for `status`.
@@ -149,13 +143,14 @@ impl SamplingSwitch {
 }
 
 impl SwitchGuard<'_> {
-    /// Installs walkers and returns warnings; see [`Unwinder::install`]. `choice` is `None` for the configured walker.
-    pub(super) fn install(
+    /// Installs walkers and returns warnings; see [`Unwinder::install_walkers`]. `choice` is `None` for the configured
+    /// walker.
+    pub(super) fn install_walkers(
         &mut self,
         jemallocs: &[&Jemalloc],
         choice: Option<UnwinderChoice>,
     ) -> Vec<String> {
-        self.switch.unwinder.install(jemallocs, choice)
+        self.switch.unwinder.install_walkers(jemallocs, choice)
     }
 
     /// Starts to record allocation times, or stops if `width` is `None`; see [`AgeClock::set_width`].
@@ -177,10 +172,10 @@ impl SwitchGuard<'_> {
         self.active.periodic_task = periodic_task;
     }
 
-    /// Sets the time limit of the activation; `None` means no limit. With a limit, forked children stop sampling. The
-    /// previous lease is dropped, which cancels it.
+    /// Sets the time limit of the activation; `None` means no limit. With a limit, children forked from now on stop
+    /// sampling. The previous lease is dropped, which cancels it.
     pub(super) fn set_lease(&mut self, lease: Option<Lease>) {
-        set_leased(lease.is_some());
+        set_activation_leased(lease.is_some());
         if lease.is_some() {
             sampler::stop_sampling_in_children();
         }
@@ -192,7 +187,7 @@ impl SwitchGuard<'_> {
     pub(super) fn mark_active(&mut self, live: Option<u64>) {
         if self.active.since.is_none() {
             self.active.since = Some(SystemTime::now());
-            self.active.live_bytes_before = live;
+            self.active.live_bytes_at_start = live;
         }
     }
 
@@ -209,27 +204,36 @@ impl SwitchGuard<'_> {
         self.active.before_lease.take()
     }
 
-    /// Records that sampling continues, with `since` as its start.
+    /// Records that sampling continues, with `since` as its start. The live bytes at the start stay.
     pub(super) fn mark_active_since(&mut self, since: SystemTime) {
         self.active.since = Some(since);
     }
 
     /// Removes memprof's walker from the allocators, which may keep sampling, and stops the periodic task.
-    pub(super) fn uninstall(&mut self) {
-        self.switch.unwinder.uninstall();
+    pub(super) fn uninstall_walkers(&mut self) {
+        self.switch.unwinder.uninstall_walkers();
         self.active.periodic_task = None;
     }
 
-    /// Records that sampling is off, and removes all installed parts.
+    /// Removes memprof's walker from the allocators unless the periodic task runs, without which it would use rules of
+    /// unloaded code.
+    pub(super) fn uninstall_unmaintained_walkers(&mut self) {
+        if self.active.periodic_task.is_none() {
+            self.switch.unwinder.uninstall_walkers();
+        }
+    }
+
+    /// Records that sampling is off, and removes the installed parts: walkers, periodic task, ages and labels. The
+    /// lease stays.
     ///
     /// # Errors
     /// As for [`ActiveLabels::set_keys`].
-    pub(super) fn clear(&mut self) -> Result<()> {
-        self.uninstall();
+    pub(super) fn mark_inactive(&mut self) -> Result<()> {
+        self.uninstall_walkers();
         self.set_ages(None);
         self.set_labels(None)?;
         self.active.since = None;
-        self.active.live_bytes_before = None;
+        self.active.live_bytes_at_start = None;
         Ok(())
     }
 }

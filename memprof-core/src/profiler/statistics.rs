@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::usage_cache::CachedUsage;
-use super::{Profiler, error_text_with_remedy, for_each_backend, needs_jemalloc_error};
+use super::{Profiler, error_text_with_remedy, for_each_backend, no_jemalloc_error};
 use crate::accounting::findings::EarlierLedger;
 use crate::accounting::ledger;
 use crate::accounting::resident_memory::ResidentMemory;
@@ -17,14 +17,14 @@ use crate::allocators::unprofilable::Unprofilable;
 use crate::doctor::{Facts, diagnose, gather_facts};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
-use crate::sampler::{Backend, patched_allocators_beside};
+use crate::sampler::{Backend, patched_allocators_beside_malloc};
 use crate::system::cgroup;
 use memprof_messages::{
     AllocatorHeap, AllocatorKind, BackgroundThreads, Finding, HeapUsage, Ledger, NamedEnum,
     OpenEnum, PurgeResult, Severity, Stats,
 };
 
-/// Maximum age of the earlier ledger with which a ledger is compared.
+/// Age from which the earlier ledger is replaced by the current one, for comparison with later ledgers.
 const COMPARISON_WINDOW: Duration = Duration::from_secs(60 * 60);
 
 impl Profiler {
@@ -35,19 +35,19 @@ impl Profiler {
     /// # Errors
     /// `Busy` while a dump runs, because jemalloc's statistics would wait for its lock. `Unsupported`: no allocator is
     /// left.
-    pub fn stats(
+    pub fn read_stats(
         &self,
         allocator: Option<AllocatorKind>,
         options: Option<&PrintOptions>,
     ) -> Result<Vec<Stats>> {
         let _running = self.dump_slot.acquire()?;
-        self.allocators.refresh(&self.settings);
+        self.allocators.search_if_changed(&self.settings);
         let backends = match allocator {
-            None => self.allocators.all(),
+            None => self.allocators.all_backends(),
             named => self.allocators.backends_for(named)?,
         };
         let prints =
-            |each: &&Arc<Backend>| options.is_none() || each.allocator.jemalloc().is_some();
+            |each: &&Arc<Backend>| options.is_none() || each.allocator.as_jemalloc().is_some();
         let printing: Vec<_> = backends.iter().filter(prints).collect();
         if printing.is_empty() {
             return Err(match backends.first() {
@@ -55,7 +55,7 @@ impl Profiler {
                     ErrorKind::Unsupported,
                     format!("opts are jemalloc's; {} has none", first.identity()),
                 )
-                .remedy("leave opts and format=json out"),
+                .with_remedy("leave opts and format=json out"),
                 None => Unprofilable::no_profiler(None).into(),
             });
         }
@@ -71,17 +71,17 @@ impl Profiler {
     /// # Errors
     /// `Io`: `/proc/thread-self/status` cannot be read, or lacks a field.
     pub fn ledger(&self) -> Result<Ledger> {
-        let mut resident = self.read_resident()?;
+        let mut resident = self.read_resident_memory()?;
         if !lock(&self.ledger_history.usage).is_fresh()
             && let Ok(_running) = self.dump_slot.acquire()
         {
-            let heaps = CachedUsage::measure(|| {
-                let backends = self.allocators.all();
+            let heaps = CachedUsage::read_and_time(|| {
+                let backends = self.allocators.all_backends();
                 let counted = backends.iter().map(|each| read_allocator_heap(each));
                 counted.chain(uncounted_heaps(&backends)).collect()
             });
             let before = resident.anonymous;
-            resident = self.read_resident()?;
+            resident = self.read_resident_memory()?;
             // Pages that appeared or disappeared during the read must not count as untouched.
             let most = before.max(resident.anonymous);
             let untouched = ledger::untouched_bytes(most, &heaps.heaps);
@@ -94,9 +94,9 @@ impl Profiler {
         let heaps = lock(&self.ledger_history.usage).heaps.clone();
         let untouched = self.ledger_history.max_untouched.load(Ordering::Relaxed);
         let allocated = (!heaps.is_empty()).then(|| ledger::live_bytes(&heaps));
-        let earlier = allocated.and_then(|allocated| self.earlier_ledger(allocated));
+        let earlier = allocated.and_then(|allocated| self.load_or_renew_earlier_ledger(allocated));
         let cgroup = cgroup::read_current_cgroup();
-        Ok(ledger::reconcile(
+        Ok(ledger::build_ledger(
             resident, heaps, untouched, earlier, cgroup,
         ))
     }
@@ -112,16 +112,16 @@ impl Profiler {
         })
     }
 
-    /// Live bytes of the program in these allocators. `None` if they keep no statistics, or report 0. Also `None` while
-    /// a dump runs, because statistics would wait for the dump's lock.
-    pub(super) fn live_bytes_of(&self, backends: &[Arc<Backend>]) -> Option<u64> {
+    /// Reads the live bytes of the program in these allocators. `None` if they keep no statistics, or report 0. Also
+    /// `None` while a dump runs, because statistics would wait for the dump's lock. Occupies the dump slot meanwhile.
+    pub(super) fn live_bytes_unless_busy(&self, backends: &[Arc<Backend>]) -> Option<u64> {
         let _running = self.dump_slot.acquire().ok()?;
-        live_bytes(backends)
+        read_live_bytes(backends)
     }
 
-    /// Returns the live heap of an earlier ledger for comparison; `None` at the first call. If there is none, or it is
-    /// older than [`COMPARISON_WINDOW`], stores `allocated`, the current one, for later calls.
-    fn earlier_ledger(&self, allocated: u64) -> Option<EarlierLedger> {
+    /// Returns the live heap of the stored earlier ledger, for comparison; `None` at the first call. If there is none,
+    /// or if it is older than [`COMPARISON_WINDOW`], also stores `allocated`, the current live heap, for later calls.
+    fn load_or_renew_earlier_ledger(&self, allocated: u64) -> Option<EarlierLedger> {
         let now = Instant::now();
         let mut base = lock(&self.ledger_history.base);
         let earlier = base.map(|(time, allocated)| EarlierLedger {
@@ -139,7 +139,7 @@ impl Profiler {
     ///
     /// # Errors
     /// `Io`: `/proc/thread-self/status` cannot be read, or lacks a field.
-    fn read_resident(&self) -> Result<ResidentMemory> {
+    fn read_resident_memory(&self) -> Result<ResidentMemory> {
         const STATUS: &str = "/proc/thread-self/status";
         let status =
             std::fs::read(STATUS).map_err(|error| Error::io(&format!("read {STATUS}"), &error))?;
@@ -151,8 +151,8 @@ impl Profiler {
     /// Diagnoses why profiling cannot work in this process. Returns errors first. Does not wait: while a dump runs, it
     /// omits checks that need an allocator's statistics.
     pub fn doctor(&self) -> Vec<Finding> {
-        self.allocators.refresh(&self.settings);
-        let backends = self.allocators.all();
+        self.allocators.search_if_changed(&self.settings);
+        let backends = self.allocators.all_backends();
         let running = self.dump_slot.acquire();
         let allocated = |jemalloc: &Jemalloc| {
             if running.is_err() {
@@ -190,12 +190,12 @@ impl Profiler {
         let _running = self.dump_slot.acquire()?;
         let backends = self.allocators.backends_for(allocator)?;
         let estimated_bytes = purgeable_bytes(&backends);
-        let before = self.read_resident()?.anonymous;
+        let before = self.read_resident_memory()?.anonymous;
         for_each_backend(&backends, |each| {
-            each.allocator.purge().map(|()| Vec::new())
+            each.allocator.purge_free_pages().map(|()| Vec::new())
         })?;
         lock(&self.ledger_history.usage).invalidate();
-        let after = self.read_resident()?.anonymous;
+        let after = self.read_resident_memory()?.anonymous;
         Ok(PurgeResult {
             anonymous_before_bytes: before,
             anonymous_after_bytes: after,
@@ -209,28 +209,29 @@ impl Profiler {
     ///
     /// # Errors
     /// `Busy` while a dump runs. Otherwise: no jemalloc supports them, `max` is out of range, or jemalloc refused.
-    pub fn background_threads(
+    pub fn set_background_threads(
         &self,
         on: Option<bool>,
         max: Option<u64>,
     ) -> Result<Vec<BackgroundThreads>> {
         let _running = self.dump_slot.acquire()?;
-        self.allocators.refresh(&self.settings);
-        let backends = self.allocators.all();
+        self.allocators.search_if_changed(&self.settings);
+        let backends = self.allocators.all_backends();
         let jemallocs = jemallocs(&backends);
         let has_support =
             |jemalloc: &&Jemalloc| background_threads::require_background_threads(jemalloc).is_ok();
         let with_threads: Vec<_> = jemallocs.iter().copied().filter(has_support).collect();
         if with_threads.is_empty() {
-            let no_jemalloc = || needs_jemalloc_error("has background threads");
+            let no_jemalloc = || no_jemalloc_error("has background threads");
             let first = jemallocs.first().ok_or_else(no_jemalloc)?;
             background_threads::require_background_threads(first)?;
         }
         if let Some(max) = max {
             // All are checked first, so that an invalid `max` changes none.
             let mut allocators = with_threads.iter();
-            allocators
-                .try_for_each(|jemalloc| background_threads::check_max_threads(jemalloc, max))?;
+            allocators.try_for_each(|jemalloc| {
+                background_threads::check_max_background_threads(jemalloc, max)
+            })?;
         }
         let switch =
             |jemalloc: &Jemalloc| background_threads::set_background_threads(jemalloc, on, max);
@@ -261,8 +262,8 @@ fn read_allocator_stats(backend: &Backend, options: Option<&PrintOptions>) -> St
     }
 }
 
-/// Live bytes of the program in these allocators. `None` if they keep no statistics, or report 0.
-pub(super) fn live_bytes(backends: &[Arc<Backend>]) -> Option<u64> {
+/// Reads the live bytes of the program in these allocators. `None` if they keep no statistics, or report 0.
+pub(super) fn read_live_bytes(backends: &[Arc<Backend>]) -> Option<u64> {
     let heaps: Vec<_> = backends
         .iter()
         .map(|each| read_allocator_heap(each))
@@ -312,7 +313,7 @@ fn read_allocator_heap(backend: &Backend) -> AllocatorHeap {
 /// would report totals.
 fn uncounted_heaps(backends: &[Arc<Backend>]) -> impl Iterator<Item = AllocatorHeap> {
     let addresses = backends.iter().map(|each| each.identity().address);
-    let names = patched_allocators_beside(&addresses.collect::<Vec<_>>());
+    let names = patched_allocators_beside_malloc(&addresses.collect::<Vec<_>>());
     names.into_iter().map(|name| AllocatorHeap {
         kind: AllocatorKind::from_name(name)
             .map_or_else(|| OpenEnum::Other(name.to_owned()), OpenEnum::Known),
@@ -328,6 +329,6 @@ fn uncounted_heaps(backends: &[Arc<Backend>]) -> impl Iterator<Item = AllocatorH
 pub(super) fn jemallocs(backends: &[Arc<Backend>]) -> Vec<&Jemalloc> {
     backends
         .iter()
-        .filter_map(|each| each.allocator.jemalloc())
+        .filter_map(|each| each.allocator.as_jemalloc())
         .collect()
 }

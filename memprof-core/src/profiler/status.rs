@@ -24,13 +24,15 @@ pub(crate) fn allocator_status(backend: &Backend) -> AllocatorStatus {
         owns_malloc: identity.owns_malloc,
         prof_active: backend.is_active(),
         sample_interval: backend.sample_interval(),
-        dump_stall_ms: backend.dump_stall().map(|stall| stall.as_millis() as u64),
+        dump_stall_ms: backend
+            .last_dump_stall()
+            .map(|stall| stall.as_millis() as u64),
         can: supported_messages(backend),
         reason: unavailable.as_ref().map(|error| error.to_string()),
         remedy: unavailable.map(|error| error.remedy),
         jemalloc: backend
             .allocator
-            .jemalloc()
+            .as_jemalloc()
             .map(|jemalloc| JemallocOptions {
                 config_prof: jemalloc.config_prof,
                 opt_prof: jemalloc.opt_prof,
@@ -43,7 +45,7 @@ pub(crate) fn allocator_status(backend: &Backend) -> AllocatorStatus {
 /// Names of the messages that the allocator supports now, such as `dump` or `dump kind=growth`.
 fn supported_messages(backend: &Backend) -> Vec<String> {
     let can_profile = backend.require_profiling().is_ok();
-    let jemalloc = backend.allocator.jemalloc();
+    let jemalloc = backend.allocator.as_jemalloc();
     let has_own_sampler = backend.sampler_status().is_some();
     let has_profile = |kind| backend.require_profile(kind).is_ok();
     let has_threads = jemalloc.is_some_and(|jemalloc| jemalloc.has_background_threads);

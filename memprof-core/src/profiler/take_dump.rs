@@ -67,10 +67,10 @@ pub(crate) fn take_and_store_dump(
     origin: &DumpOrigin,
     scratch: &Scratch,
 ) -> Result<Dump> {
-    let WrittenProfile { summary, tail } = write_profile(backend, name, origin, scratch)?;
+    let WrittenProfile { summary, tail } = write_profile_and_tail(backend, name, origin, scratch)?;
     let mut body = ChecksummedDump::new(scratch.draining_reader(summary.profile_len), tail);
     let length = summary.profile_len + body.tail_len();
-    let kept = store.add(name, origin.started, length, &mut body)?;
+    let kept = store.add_dump(name, origin.started, length, &mut body)?;
     let own_sampler = summary.own_sampler.as_ref();
     Ok(Dump {
         id: kept.id,
@@ -81,7 +81,7 @@ pub(crate) fn take_and_store_dump(
         sample_interval: summary.sample_interval,
         estimated_inuse_bytes: summary.estimated_inuse_bytes,
         allocator: backend.identity().to_string(),
-        metadata_bytes: backend.metadata_bytes(),
+        metadata_bytes: backend.sample_memory_bytes(),
         unseen_frees: own_sampler
             .map(|sampler| sampler.unseen_frees)
             .filter(|unseen| *unseen != UnseenFrees::default()),
@@ -95,21 +95,21 @@ pub(crate) fn take_and_store_dump(
     })
 }
 
-/// Takes a dump of `backend` in `scratch` without storing it. The unused store gives it the type of
-/// [`take_and_store_dump`].
+/// Takes a dump of `backend` in `scratch` without storing it. Ignores the store, which it takes so that it has the type
+/// of [`take_and_store_dump`].
 ///
 /// # Errors
 /// As for [`take_and_store_dump`].
-pub(crate) fn take_in_memory(
+pub(crate) fn take_dump_in_memory(
     backend: &Backend,
     _: &Store,
     name: &DumpName,
     origin: &DumpOrigin,
     scratch: &Scratch,
 ) -> Result<InMemoryDump> {
-    let WrittenProfile { summary, tail } = write_profile(backend, name, origin, scratch)?;
+    let WrittenProfile { summary, tail } = write_profile_and_tail(backend, name, origin, scratch)?;
     let mut body = ChecksummedDump::new(scratch.prefix_reader(summary.profile_len), tail);
-    let completed = scratch.complete_read_only(summary.profile_len, &mut body);
+    let completed = scratch.complete_and_reopen_read_only(summary.profile_len, &mut body);
     let (file, bytes) = completed.map_err(|error| Error::io("complete the dump", &error))?;
     Ok(InMemoryDump {
         file,
@@ -122,7 +122,7 @@ pub(crate) fn take_in_memory(
 ///
 /// # Errors
 /// The allocator or the kernel refused, the profile is damaged, or memory ran short.
-fn write_profile(
+fn write_profile_and_tail(
     backend: &Backend,
     name: &DumpName,
     origin: &DumpOrigin,
@@ -130,17 +130,19 @@ fn write_profile(
 ) -> Result<WrittenProfile> {
     require_dump_memory()?;
     // Checked on this thread, because seccomp filters are per thread.
-    seccomp::require_allowed_calls()?;
+    seccomp::require_seccomp_allows_calls()?;
     let written = backend.write_profile(name.kind, scratch);
     // Before the result is checked, because an abandoned profile is incomplete through no fault of the allocator.
     scratch.finish_writing()?;
     let summary = written?;
     let objects = loaded_objects::list_loaded_objects();
-    let maps = render_maps(&objects)?;
+    let maps = read_maps_text(&objects)?;
     // Written after the mappings, so that code unloaded in between is in both lists.
-    let changed_code = join_comments(&unwinder::comment_lines(summary.own_sampler.is_some()));
-    let languages = join_comments(&languages::comment_lines());
-    let comments = comment_text(backend.identity(), name, origin, &objects, &maps);
+    let changed_code = join_comments(&unwinder::history_comment_lines(
+        summary.own_sampler.is_some(),
+    ));
+    let languages = join_comments(&languages::language_comment_lines());
+    let comments = origin_comments(backend.identity(), name, origin, &objects, &maps);
     // A reader that counts other values recognizes a damaged dump.
     let sums = format!(
         "# stacks: {}\n# estimated-inuse-bytes: {}\n",
@@ -161,12 +163,12 @@ fn write_profile(
     })
 }
 
-/// Text of the process's mappings from /proc/thread-self/maps, or made from `objects` if that file is missing.
-/// Allocators append /proc/self/maps too, but report success even if they cannot read it.
+/// Text of the process's mappings from /proc/thread-self/maps, or made from `objects` if that file is missing. The text
+/// that an allocator appends to its profile is not used: allocators report success even if they cannot read the file.
 ///
 /// # Errors
 /// `Io`: /proc/thread-self/maps exists, but cannot be read completely.
-fn render_maps(objects: &[LoadedObject]) -> Result<String> {
+fn read_maps_text(objects: &[LoadedObject]) -> Result<String> {
     match std::fs::read("/proc/thread-self/maps") {
         Ok(maps) if maps.ends_with(b"\n") => Ok(String::from_utf8_lossy(&maps).into_owned()),
         Ok(_) => Err(Error::new(
@@ -182,7 +184,7 @@ fn render_maps(objects: &[LoadedObject]) -> Result<String> {
 
 /// Comment lines about the dump's origin, its labels and the loaded objects. `maps` is the text of the mappings, which
 /// gives the paths of the objects.
-fn comment_text(
+fn origin_comments(
     allocator: &AllocatorIdentity,
     name: &DumpName,
     origin: &DumpOrigin,
@@ -204,7 +206,7 @@ fn comment_text(
     ];
     lines.extend(origin.rss.map(|rss| format!("# rss: {rss}")));
     lines.extend(origin.ages.iter().map(|ages| format!("# ages: {ages}")));
-    lines.extend(labels::header_lines());
+    lines.extend(labels::label_header_lines());
     lines.extend(
         origin
             .active_since
@@ -215,7 +217,7 @@ fn comment_text(
     let program = objects.first().and_then(LoadedObject::start_address);
     let program = program.and_then(|start| paths.get(&start));
     lines.extend(program.map(|path| format!("# program: {path}")));
-    let own_code = comment_text as *const () as usize;
+    let own_code = origin_comments as *const () as usize;
     lines.extend(objects.iter().filter_map(|object| {
         let path = paths.get(&object.start_address()?)?;
         // This file contains memprof's own code. If the allocator cannot exclude memprof's stacks, a reader recognizes
@@ -334,7 +336,7 @@ mod tests {
         };
         let jemalloc = identify_jemalloc(candidate, READERS).unwrap();
         let backend = Backend::new(Allocator::Jemalloc(jemalloc), None);
-        let scratch = Scratch::open(store.directory(), ".scratch").unwrap();
+        let scratch = Scratch::create(store.directory(), ".scratch").unwrap();
         let dump = take_and_store_dump(&backend, &store, &name, &origin, &scratch);
         (dump, store, directory)
     }
@@ -377,7 +379,7 @@ mod tests {
         assert_eq!((dump.stacks, dump.sample_interval), (1, 512));
         assert!(dump.stall_ms.is_some());
         assert_eq!(dump.bytes, text.len() as u64);
-        assert_eq!(store.list().unwrap()[0].id, dump.id);
+        assert_eq!(store.list_dumps().unwrap()[0].id, dump.id);
     }
 
     #[test]
@@ -390,7 +392,7 @@ mod tests {
         let error = dump.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Allocator);
         assert!(error.message.contains("found \"@ 0x1 0x\""), "{error}");
-        assert_eq!(store.list().unwrap(), []);
+        assert_eq!(store.list_dumps().unwrap(), []);
     }
 
     #[test]
@@ -407,6 +409,6 @@ mod tests {
                 .starts_with("jemalloc refused prof.dump: "),
             "{error}"
         );
-        assert_eq!(store.list().unwrap(), []);
+        assert_eq!(store.list_dumps().unwrap(), []);
     }
 }

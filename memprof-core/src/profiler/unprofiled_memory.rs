@@ -38,7 +38,7 @@ pub(super) struct UnprofiledMemory {
 pub(super) struct BuiltinSampler {
     kind: AllocatorKind,
     /// Whether the sampler is a jemalloc's and does not sample some threads.
-    leaves_threads_out: bool,
+    may_skip_threads: bool,
 }
 
 /// The built-in samplers of the backends that memprof's sampler does not sample. An allocator without a built-in
@@ -49,16 +49,16 @@ pub(super) fn builtin_samplers(backends: &[Arc<Backend>]) -> Vec<BuiltinSampler>
         .filter(|each| each.sampler_status().is_none());
     let sampler = |each: &Arc<Backend>| BuiltinSampler {
         kind: each.identity().kind,
-        leaves_threads_out: each
+        may_skip_threads: each
             .allocator
-            .jemalloc()
-            .is_some_and(Jemalloc::leaves_threads_out),
+            .as_jemalloc()
+            .is_some_and(Jemalloc::may_skip_threads),
     };
     builtin.map(sampler).collect()
 }
 
 /// Warnings about live bytes that are missing in the dumps. Empty if the dumps show at least half of the live bytes, or
-/// if only few bytes are missing. For tcmalloc, a smaller missing part also leads to a warning.
+/// if only few bytes are missing. For tcmalloc, a smaller missing part also has a warning.
 ///
 /// The missing bytes are divided into those that may have been allocated before sampling began and those that were
 /// allocated later. Each of the two parts has a warning of its own, if it is notable.
@@ -104,7 +104,7 @@ pub(super) fn unprofiled_warnings(memory: &UnprofiledMemory) -> Vec<String> {
         let reasons: Vec<_> = memory
             .samplers
             .iter()
-            .filter_map(|each| each.reason())
+            .filter_map(|each| each.missed_allocations_reason())
             .collect();
         let reasons = match reasons.is_empty() {
             true => String::new(),
@@ -121,8 +121,8 @@ pub(super) fn unprofiled_warnings(memory: &UnprofiledMemory) -> Vec<String> {
 
 impl BuiltinSampler {
     /// Reason why this sampler misses some allocations, with the remedy. `None` for an allocator without a sampler.
-    fn reason(self) -> Option<&'static str> {
-        match (self.kind, self.leaves_threads_out) {
+    fn missed_allocations_reason(self) -> Option<&'static str> {
+        match (self.kind, self.may_skip_threads) {
             (AllocatorKind::Jemalloc, true) => Some(
                 "jemalloc does not sample threads that started while prof_thread_active_init was false; \
                  `activate sampler=memprof` samples all threads",
@@ -149,7 +149,7 @@ mod tests {
         let check = |figures: [u64; 2],
                      before: Option<u64>,
                      kind: AllocatorKind,
-                     leaves_threads_out: bool,
+                     may_skip_threads: bool,
                      expected: &[&str]| {
             let [live, shown] = figures.map(|mib| mib << 20);
             let warnings = unprofiled_warnings(&UnprofiledMemory {
@@ -159,7 +159,7 @@ mod tests {
                 before: before.map(|mib| mib << 20),
                 samplers: vec![BuiltinSampler {
                     kind,
-                    leaves_threads_out,
+                    may_skip_threads,
                 }],
             });
             assert_eq!(warnings.len(), expected.len(), "{warnings:?}");

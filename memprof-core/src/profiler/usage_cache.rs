@@ -39,8 +39,9 @@ struct ReadCost {
 }
 
 impl CachedUsage {
-    /// Calls `read`, which reads the statistics of each allocator. Keeps the statistics, and how long the call took.
-    pub(super) fn measure(read: impl FnOnce() -> Vec<AllocatorHeap>) -> Self {
+    /// Calls `read`, which reads the statistics of each allocator. Stores the statistics, the end of the call and its
+    /// duration.
+    pub(super) fn read_and_time(read: impl FnOnce() -> Vec<AllocatorHeap>) -> Self {
         let start = Instant::now();
         let heaps = read();
         let end = Instant::now();

@@ -12,7 +12,8 @@ pub(super) struct AllocatedBytes {
     pub(super) is_exact: bool,
 }
 
-/// Returns the allocated bytes, or their upper bound. `None` if the allocator keeps no count, or refuses.
+/// Returns the allocated bytes, or their upper bound. `None` if the allocator keeps no count, or refuses, which is
+/// logged.
 pub(super) fn allocated_bytes(allocator: &Allocator) -> Option<AllocatedBytes> {
     let totals = allocator.heap_usage();
     match totals.inspect_err(|error| log::debug!("{error}")).ok()?? {

@@ -68,55 +68,61 @@ impl Backend {
         }
     }
 
-    /// memprof's sampler, locked, if it is selected. `None` if the allocator's own sampler is.
-    fn selected_sampler(&self) -> Option<SelectedSampler<'_>> {
+    /// Locks memprof's sampler if it is selected. `None` if it is not, or cannot be used.
+    fn lock_selected_sampler(&self) -> Option<SelectedSampler<'_>> {
         self.own_sampler.as_ref()?.lock_if_selected()
     }
 
-    /// Selects the sampler for the next activation. Does nothing if only the allocator can sample.
+    /// Selects the sampler for the next activation, and stops the other one. Does nothing if only the allocator can
+    /// sample.
     ///
     /// # Errors
     /// Reason why memprof's sampler cannot be used, or the error of the sampler that refused to stop.
-    pub(crate) fn select(&self, selection: SamplerSelection) -> Result<()> {
+    pub(crate) fn select_sampler(&self, selection: SamplerSelection) -> Result<()> {
         match &self.own_sampler {
-            Some(sampler) => sampler.select(selection, &self.allocator),
+            Some(sampler) => sampler.select_sampler(selection, &self.allocator),
             None => Ok(()),
         }
     }
 
-    /// Drops all samples of memprof's sampler, and removes its interception. Does nothing for an allocator that it
-    /// cannot sample.
+    /// Drops all samples of memprof's sampler, and removes its interception of calls. Does nothing for an allocator
+    /// that it cannot sample.
     ///
     /// # Errors
     /// `Busy`: a thread stays inside the sampler. `Unavailable`: the loader does not let memprof restore the slots.
-    pub(crate) fn clear_and_uninstall(&self) -> Result<()> {
+    pub(crate) fn drop_samples_and_uninstall(&self) -> Result<()> {
         match &self.own_sampler {
-            Some(sampler) => sampler.clear_and_uninstall(),
+            Some(sampler) => sampler.drop_samples_and_uninstall(),
             None => Ok(()),
         }
     }
 
     /// Counts of memprof's sampler. `None` unless it is selected for this allocator.
     pub(crate) fn sampler_status(&self) -> Option<SamplerStatus> {
-        self.selected_sampler().map(SelectedSampler::status)
+        self.lock_selected_sampler().map(SelectedSampler::status)
     }
 
     /// Reason why the allocator's own profiler cannot be used, while memprof's sampler replaces it. `None` if memprof's
     /// sampler is not selected, or if the allocator could be profiled.
     pub(crate) fn fallback_reason(&self) -> Option<Unprofilable> {
-        self.selected_sampler()?;
+        self.lock_selected_sampler()?;
         self.allocator.unprofilable_reason()
     }
 
-    /// Reason why no profile can be taken in this process with the selected sampler. `None` if one can be taken.
+    /// Reason why no profile can be taken with the selected sampler. `None` if one can, as always with memprof's. If
+    /// memprof's sampler cannot be used either, the reason includes its remedy.
     pub(crate) fn unprofilable_reason(&self) -> Option<Unprofilable> {
-        if self.selected_sampler().is_some() {
+        if self.lock_selected_sampler().is_some() {
             return None;
         }
         let reason = self.allocator.unprofilable_reason()?;
         Some(
-            match self.own_sampler.as_ref().and_then(OwnSampler::error) {
-                Some(error) => reason.with_sampler_error(error),
+            match self
+                .own_sampler
+                .as_ref()
+                .and_then(OwnSampler::unusable_error)
+            {
+                Some(error) => reason.with_sampler_remedy(error),
                 None => reason,
             },
         )
@@ -125,14 +131,15 @@ impl Backend {
     /// Whether the selected sampler is so expensive that an activation needs a time limit. Always false for the
     /// allocator's own sampler.
     pub(crate) fn needs_time_limit(&self) -> bool {
-        self.selected_sampler()
+        self.lock_selected_sampler()
             .is_some_and(|sampler| sampler.needs_time_limit())
     }
 
-    /// Makes memprof's sampler intercept libraries loaded since the last call. Returns false while it does not sample.
-    pub(crate) fn maintain(&self) -> bool {
-        self.selected_sampler()
-            .is_some_and(SelectedSampler::maintain)
+    /// Makes memprof's sampler intercept libraries loaded since the last call. Returns false while it is not selected
+    /// or does not sample.
+    pub(crate) fn maintain_interception(&self) -> bool {
+        self.lock_selected_sampler()
+            .is_some_and(SelectedSampler::maintain_interception)
     }
 
     /// Fails unless the allocator can be profiled in this process.
@@ -144,32 +151,33 @@ impl Backend {
             .map_or(Ok(()), |reason| Err(reason.into()))
     }
 
-    /// Fails unless a profile of this kind can be written. While memprof's sampler is selected, a heap profile always
-    /// can.
+    /// Fails unless a profile of this kind can be written with the selected sampler. With memprof's, a heap profile
+    /// always can.
     ///
     /// # Errors
     /// As for [`Allocator::require_profile`].
     pub(crate) fn require_profile(&self, kind: ProfileKind) -> Result<()> {
-        match (kind, self.selected_sampler()) {
+        match (kind, self.lock_selected_sampler()) {
             (ProfileKind::Heap, Some(_)) => Ok(()),
-            (ProfileKind::Pinned, Some(own_sampler)) => {
-                own_sampler.require_slabs(&self.allocator).map(drop)
-            }
+            (ProfileKind::Pinned, Some(own_sampler)) => own_sampler
+                .require_slab_occupancy(&self.allocator)
+                .map(drop),
             (_, _) => self.allocator.require_profile(kind),
         }
     }
 
     /// Whether the selected sampler is on: memprof's, or the allocator's built-in one.
     pub(crate) fn is_active(&self) -> bool {
-        match self.selected_sampler() {
+        match self.lock_selected_sampler() {
             Some(sampler) => sampler.is_active(),
             None => self.allocator.is_active(),
         }
     }
 
-    /// Mean bytes between samples of the selected sampler. `None` if the allocator cannot be profiled.
+    /// Mean bytes between samples of the selected sampler. `None` if that is the allocator's and has no interval, as
+    /// [`Allocator::sample_interval`] says.
     pub(crate) fn sample_interval(&self) -> Option<u64> {
-        match self.selected_sampler() {
+        match self.lock_selected_sampler() {
             Some(sampler) => Some(sampler.interval()),
             None => self.allocator.sample_interval(),
         }
@@ -179,12 +187,14 @@ impl Backend {
     /// else the configured one. Returns warnings for the operator.
     ///
     /// # Errors
-    /// As for [`Allocator::activate`], or memprof's sampler cannot be used.
-    pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
-        match self.selected_sampler() {
-            Some(sampler) => sampler.activate(interval, &self.allocator),
-            None if self.allocator.sample_interval().is_some() => self.allocator.activate(interval),
-            None => self.allocator.activate(interval.or(self.interval)),
+    /// As for [`Allocator::start_sampling`], or memprof's sampler cannot be used.
+    pub(crate) fn start_sampling(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
+        match self.lock_selected_sampler() {
+            Some(sampler) => sampler.start_sampling(interval, &self.allocator),
+            None if self.allocator.sample_interval().is_some() => {
+                self.allocator.start_sampling(interval)
+            }
+            None => self.allocator.start_sampling(interval.or(self.interval)),
         }
     }
 
@@ -192,38 +202,38 @@ impl Backend {
     ///
     /// # Errors
     /// The allocator or the loader refused.
-    pub(crate) fn deactivate(&self) -> Result<()> {
-        match self.selected_sampler() {
-            Some(sampler) => sampler.stop(),
-            None => self.allocator.deactivate(),
+    pub(crate) fn stop_sampling(&self) -> Result<()> {
+        match self.lock_selected_sampler() {
+            Some(sampler) => sampler.stop_sampling(),
+            None => self.allocator.stop_sampling(),
         }
     }
 
     /// Discards all samples, and sets the interval if given.
     ///
     /// # Errors
-    /// As for [`Allocator::reset`]. `Busy`: a thread stays inside memprof's sampler.
-    pub(crate) fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
-        match self.selected_sampler() {
-            Some(sampler) => sampler.reset(interval),
-            None => self.allocator.reset(interval),
+    /// As for [`Allocator::reset_samples`]. `Busy`: a thread stays inside memprof's sampler.
+    pub(crate) fn reset_samples(&self, interval: Option<SampleInterval>) -> Result<()> {
+        match self.lock_selected_sampler() {
+            Some(sampler) => sampler.reset_samples(interval),
+            None => self.allocator.reset_samples(interval),
         }
     }
 
     /// Estimated memory in bytes for writing a profile. `None` if there is no estimate; there is none for memprof's
     /// sampler.
     pub(crate) fn profile_memory_estimate(&self, kind: ProfileKind) -> Option<u64> {
-        match (kind, self.selected_sampler()) {
+        match (kind, self.lock_selected_sampler()) {
             (ProfileKind::Heap | ProfileKind::Pinned, Some(_)) => None,
             (_, _) => self.allocator.profile_memory_estimate(kind),
         }
     }
 
     /// Memory that the samples occupy, in bytes. `None` if unknown, as for tcmalloc's sampler.
-    pub(crate) fn metadata_bytes(&self) -> Option<u64> {
-        match self.selected_sampler() {
+    pub(crate) fn sample_memory_bytes(&self) -> Option<u64> {
+        match self.lock_selected_sampler() {
             Some(sampler) => Some(sampler.status().table_bytes),
-            None => self.allocator.jemalloc()?.profile_memory_estimate(),
+            None => self.allocator.as_jemalloc()?.profile_memory_estimate(),
         }
     }
 
@@ -236,12 +246,12 @@ impl Backend {
         kind: ProfileKind,
         scratch: &Scratch,
     ) -> Result<ProfileSummary> {
-        match (kind, self.selected_sampler()) {
+        match (kind, self.lock_selected_sampler()) {
             (ProfileKind::Heap, Some(own_sampler)) => {
                 own_sampler.write_profile(&self.allocator, scratch)
             }
             (ProfileKind::Pinned, Some(own_sampler)) => {
-                own_sampler.write_pinned(&self.allocator, scratch)
+                own_sampler.write_pinned_profile(&self.allocator, scratch)
             }
             (_, _) => {
                 let summary = self.allocator.write_profile(kind, scratch)?;
@@ -256,9 +266,9 @@ impl Backend {
 
     /// Longest time for which threads that allocated may have waited during the last profile; the next one takes as
     /// long unless the number of stacks changes. `None` before the first profile, and while memprof's sampler is
-    /// selected, which lets them go on.
-    pub(crate) fn dump_stall(&self) -> Option<Duration> {
-        if self.selected_sampler().is_some() {
+    /// selected, which makes no thread wait.
+    pub(crate) fn last_dump_stall(&self) -> Option<Duration> {
+        if self.lock_selected_sampler().is_some() {
             return None;
         }
         match self.last_stall_nanos.load(Ordering::Relaxed) {

@@ -1,5 +1,5 @@
-//! Memory of the program that another thread may unmap at any time, read by way of the kernel: it answers EFAULT where a
-//! load would end the process.
+//! Memory of the program that another thread may unmap at any time, read by way of the kernel: it answers EFAULT where
+//! a load would end the process.
 #![expect(unsafe_code, reason = "an address of the program's")]
 
 use std::fs::File;
@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-use memprof_own::above_stdio;
+use memprof_own::move_above_stdio;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 /// A file in memory through which words are copied.
@@ -21,11 +21,12 @@ impl CheckedMemory {
     /// The kernel has no memory or no descriptor for it.
     pub(super) fn new() -> io::Result<Self> {
         let file = memfd_create("memprof-types", MemfdFlags::CLOEXEC)?;
-        Ok(Self(File::from(above_stdio(file)?)))
+        Ok(Self(File::from(move_above_stdio(file)?)))
     }
 
     /// Copies the program's memory at `address` to `buffer`, and returns the bytes up to the first that is unreadable.
-    /// Other threads may change them during the copy.
+    /// Copies through the file, because pwrite(2) stops at unreadable memory, where a load would end the process. Other
+    /// threads may change the bytes during the copy.
     pub(super) fn read<'a>(&self, address: u64, buffer: &'a mut [u8]) -> &'a [u8] {
         let from = std::ptr::with_exposed_provenance(address as usize);
         // SAFETY: pwrite(2) checks the address.
@@ -35,8 +36,8 @@ impl CheckedMemory {
         &buffer[..if read.is_ok() { len } else { 0 }]
     }
 
-    /// Reads `N` words of 8 bytes each. `None` if one is unreadable.
-    pub(super) fn words<const N: usize>(&self, address: u64) -> Option<[u64; N]> {
+    /// Reads `N` words of 8 bytes each from the program's memory at `address`. `None` if one is unreadable.
+    pub(super) fn read_words<const N: usize>(&self, address: u64) -> Option<[u64; N]> {
         let mut buffer = [[0; 8]; N];
         let bytes = buffer.as_flattened_mut();
         let is_whole = self.read(address, bytes).len() == 8 * N;
@@ -53,9 +54,9 @@ mod tests {
         let memory = CheckedMemory::new().unwrap();
         let words = [1_u64, 2, 3];
         let address = words.as_ptr() as u64;
-        assert_eq!(memory.words(address), Some(words));
+        assert_eq!(memory.read_words(address), Some(words));
         for bad in [0, 8, u64::MAX - 7, 1 << 47] {
-            assert_eq!(memory.words::<1>(bad), None, "{bad:#x}");
+            assert_eq!(memory.read_words::<1>(bad), None, "{bad:#x}");
         }
     }
 }

@@ -28,8 +28,9 @@ pub(super) fn list_early_ends() -> Vec<EarlyEnds> {
     ends
 }
 
-/// File of the object that contains an address; for the program itself, its real path if that can be read. `None` if
-/// the object was unloaded in the meantime.
+/// File of the object that starts at `address` or contains it; for the program itself, its real path if that can be
+/// read. An object's start, rounded to a page, may be below its first segment. `None` if the object was unloaded in the
+/// meantime.
 fn path_of_object_at(objects: &[LoadedObject], address: usize) -> Option<PathBuf> {
     let object = objects.iter().find(|object| {
         let start = object.start_address();

@@ -19,7 +19,7 @@ impl EntriesBesideMalloc {
     /// sampling; the addresses of all are recorded, so that [`is_outdated`](Self::is_outdated) sees a later change.
     pub(super) fn find() -> Self {
         Self {
-            used: PatchedEntries::beside_malloc().collect(),
+            used: PatchedEntries::iter_beside_malloc().collect(),
             known: first_function_addresses(),
         }
     }
@@ -32,18 +32,18 @@ impl EntriesBesideMalloc {
         }
     }
 
-    /// Removes one table and returns it for use as the main interception. `None` if there is none.
-    pub(super) fn take_one(&mut self) -> Option<PatchedEntries> {
+    /// Removes one of the used tables, and returns it for use as the main interception. `None` if there is none.
+    pub(super) fn take_table(&mut self) -> Option<PatchedEntries> {
         self.used.pop()
     }
 
     /// Whether any table is used, so that samples may belong to another allocator than that of `malloc`.
-    pub(super) fn is_used(&self) -> bool {
+    pub(super) fn has_tables(&self) -> bool {
         !self.used.is_empty()
     }
 
-    /// Whether any hook of a used table is enabled.
-    pub(super) fn is_enabled(&self) -> bool {
+    /// Returns whether any hook is enabled in the entry tables that this sampler uses.
+    pub(super) fn has_enabled_hooks(&self) -> bool {
         self.used.iter().any(|entries| entries.enabled_count() > 0)
     }
 
@@ -53,13 +53,13 @@ impl EntriesBesideMalloc {
     }
 
     /// Enables the hooks of all used tables. `None` if a patched function no longer begins with memprof's jump.
-    pub(super) fn enable(&self) -> Option<()> {
+    pub(super) fn enable_hooks(&self) -> Option<()> {
         let mut used = self.used.iter();
         used.try_for_each(|entries| entries.enable().map(drop))
     }
 
     /// Disables the hooks of functions with `role`, or all hooks if it is `None`.
-    pub(super) fn disable(&self, role: Option<Role>) {
+    pub(super) fn disable_hooks(&self, role: Option<Role>) {
         for entries in &self.used {
             entries.disable(role);
         }
@@ -68,7 +68,7 @@ impl EntriesBesideMalloc {
 
 /// Address of the first patched function of each complete table; it identifies the table.
 fn first_function_addresses() -> Vec<usize> {
-    let tables = PatchedEntries::beside_malloc();
+    let tables = PatchedEntries::iter_beside_malloc();
     tables.map(|entries| entries.first_function()).collect()
 }
 
@@ -84,15 +84,17 @@ pub(super) fn is_patched_beside_malloc(allocator: &AllocatorIdentity) -> bool {
         })
 }
 
-/// Names of the allocators that do not serve `malloc` and have patched functions. Omits those in an object that
-/// contains one of the `known` addresses.
-pub(crate) fn patched_allocators_beside(known: &[usize]) -> Vec<&'static str> {
+/// Names of the allocators that do not serve `malloc` and have patched functions. `known` has addresses of allocators
+/// that memprof found otherwise; omits those in an object that contains one of them.
+pub(crate) fn patched_allocators_beside_malloc(known: &[usize]) -> Vec<&'static str> {
     let objects = loaded_objects::list_loaded_objects();
     let is_known = |entries: &PatchedEntries| {
         let function = entries.first_function();
         let object = objects.iter().find(|object| object.contains(function));
         object.is_some_and(|object| known.iter().any(|address| object.contains(*address)))
     };
-    let unknown = PatchedEntries::beside_malloc().filter(|entries| !is_known(entries));
-    unknown.filter_map(|entries| entries.allocator()).collect()
+    let unknown = PatchedEntries::iter_beside_malloc().filter(|entries| !is_known(entries));
+    unknown
+        .filter_map(|entries| entries.allocator_name())
+        .collect()
 }

@@ -10,12 +10,13 @@ use super::jemalloc_hooks::remove_hooks_in_child;
 /// Whether forked children keep sampling: true if sampling began with the program and has no time limit.
 static SAMPLES_IN_CHILDREN: AtomicBool = AtomicBool::new(false);
 
-/// Makes forked children keep sampling, because the sampling in this process has no time limit.
+/// Makes forked children keep sampling: this process was sampled from its start, without a time limit.
 pub(super) fn keep_sampling_in_children() {
     SAMPLES_IN_CHILDREN.store(true, Ordering::Relaxed);
 }
 
-/// Whether sampling is on and began with the program, in this process or in an ancestor that forked it.
+/// Whether sampling is on, began with the program (in this process or in an ancestor that forked it), and continues in
+/// forked children.
 pub(super) fn samples_from_program_start() -> bool {
     memprof_sampler::interval() > 0 && SAMPLES_IN_CHILDREN.load(Ordering::Relaxed)
 }
@@ -32,15 +33,16 @@ pub(super) fn register_fork_handler() {
     REGISTERED.call(|| {
         // SAFETY: pthread_atfork(3): the handler is a function of this library, which is never unloaded. The handler
         // only stores to atomics.
-        let failed = unsafe { libc::pthread_atfork(None, None, Some(reset_in_child)) };
+        let failed = unsafe { libc::pthread_atfork(None, None, Some(stop_or_continue_in_child)) };
         if failed != 0 {
             log::warn!("forked children go on sampling: pthread_atfork refused");
         }
     });
 }
 
-/// Fork handler: stops sampling if it has a time limit, and removes jemalloc's hooks.
-extern "C" fn reset_in_child() {
+/// Fork handler: stops sampling unless [`SAMPLES_IN_CHILDREN`] is set, removes jemalloc's hooks, and resets the
+/// sampler's state for the child.
+extern "C" fn stop_or_continue_in_child() {
     if !SAMPLES_IN_CHILDREN.load(Ordering::Relaxed) {
         memprof_sampler::stop();
     }

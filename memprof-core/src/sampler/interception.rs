@@ -5,20 +5,20 @@
 use std::time::SystemTime;
 
 use memprof_messages::{InterceptionKind, SlotCounts};
-use memprof_sampler::{MallocProvider, PatchedEntries, Role};
+use memprof_sampler::{MallocProvider, PatchStats, PatchedEntries, Role};
 
 use super::SamplerSelection;
 use super::entries_beside_malloc::EntriesBesideMalloc;
 use super::fork::samples_from_program_start;
 use super::interception_error::{
-    loader_lock_error, missing_patches_error, sampler_error, statically_linked_error,
+    convert_sampler_error, loader_lock_error, missing_patches_error, statically_linked_error,
 };
 use super::jemalloc_hooks::JemallocHookInstaller;
 use super::{loaded_libraries, python_objects, sampled_allocator};
 use crate::allocators::loaded_objects::{self, ForkGuard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::AllocatorIdentity;
-use crate::unwinder::{notice_code_changes, prepare_walks};
+use crate::unwinder::{clear_rules_and_record_code, prepare_walks};
 
 /// Maximum number of attempts to restore slots. An attempt fails after 200 ms if threads of the program patch the slots
 /// of libraries that they load.
@@ -75,7 +75,7 @@ impl Interception {
         };
         // For an allocator beside the program's malloc, the calls of malloc are not needed.
         let is_beside = provider.is_program && !allocator.owns_malloc;
-        let entries = entries.or_else(|| is_beside.then(|| beside.take_one())?);
+        let entries = entries.or_else(|| is_beside.then(|| beside.take_table())?);
         let method = match (entries, provider.is_program) {
             (Some(entries), _) => InterceptionMethod::Entries(Box::new(entries)),
             (None, false) => InterceptionMethod::Slots(Box::new(slots)),
@@ -104,7 +104,8 @@ impl Interception {
         Ok(Self::new(method, beside, slots.provider(), allocator))
     }
 
-    /// Creates an interception. Takes over the state of sampling that began at the program's start, or before a fork.
+    /// Creates an interception, not installed yet. Takes over the state of sampling that began at the program's start,
+    /// or before a fork; its start counts as now.
     fn new(
         method: InterceptionMethod,
         beside: EntriesBesideMalloc,
@@ -133,7 +134,7 @@ impl Interception {
         }
     }
 
-    /// Finds the GOT slots of the process.
+    /// Prepares stack walks, and finds the GOT slots of the process.
     ///
     /// # Errors
     /// `Unsupported`: the reason why nothing can be sampled in this process.
@@ -150,18 +151,19 @@ impl Interception {
     }
 
     /// Sets the allocator to sample. Drops the samples of another allocator, because a profile covers one allocator.
+    /// Records it if samples may belong to several allocators from now on.
     ///
     /// # Errors
     /// `Busy`: a thread stays inside the sampler.
     pub(super) fn set_allocator(&mut self, allocator: &AllocatorIdentity) -> Result<()> {
-        let is_another = sampled_allocator::is_another(allocator);
-        if is_another || self.samples_several() {
+        let is_another = sampled_allocator::may_have_sampled_another(allocator);
+        if is_another || self.samples_several_allocators() {
             sampled_allocator::mark_several_allocators();
         }
         if is_another {
             self.drop_samples()?;
         }
-        sampled_allocator::set(allocator);
+        sampled_allocator::set_sampled_allocator(allocator);
         Ok(())
     }
 
@@ -178,9 +180,9 @@ impl Interception {
                 self.slots.patched = entries.enable().ok_or_else(missing_patches_error)?;
                 Ok(())
             }
-            InterceptionMethod::Hooks(hooks) => hooks.install(),
+            InterceptionMethod::Hooks(hooks) => hooks.install_hooks(),
         }?;
-        self.beside.enable().ok_or_else(missing_patches_error)
+        self.beside.enable_hooks().ok_or_else(missing_patches_error)
     }
 
     /// Intercepts libraries loaded since the last call, and clears the unwind rules, which may belong to unloaded
@@ -188,39 +190,33 @@ impl Interception {
     ///
     /// # Errors
     /// `Unavailable`: the slots cannot be patched.
-    pub(super) fn refresh(&mut self) -> Result<()> {
-        if self.loaded == loaded_objects::load_and_unload_count() {
+    pub(super) fn intercept_new_libraries(&mut self) -> Result<()> {
+        if self.loaded == loaded_objects::load_and_unload_counts() {
             return Ok(());
         }
         match self.method {
             InterceptionMethod::Slots(_) => self.patch_slots(),
             InterceptionMethod::Entries(_) | InterceptionMethod::Hooks(_) => {
-                self.loaded = notice_code_changes();
+                self.loaded = clear_rules_and_record_code();
                 Ok(())
             }
         }
     }
 
-    /// Patches the GOT slots of all loaded objects, and lets those of libraries that are loaded later be patched too.
-    /// Does nothing if another method is in use.
+    /// Records the loaded code, patches the GOT slots of all loaded objects, and lets those of libraries that are
+    /// loaded later be patched too. Patches nothing if another method is in use.
     ///
     /// # Errors
     /// `Unavailable`: the loader cannot be locked, or the kernel refuses every slot.
     fn patch_slots(&mut self) -> Result<()> {
-        self.loaded = notice_code_changes();
+        self.loaded = clear_rules_and_record_code();
         let InterceptionMethod::Slots(slots) = &mut self.method else {
             return Ok(());
         };
         let reading = ForkGuard::acquire();
         let patched = slots.patch().ok_or_else(loader_lock_error)?;
         loaded_libraries::start_patching(slots, &reading);
-        if patched.patched == 0 && patched.refused > 0 {
-            return Err(Error::new(
-                ErrorKind::Unavailable,
-                "the calls of malloc cannot be patched: mprotect(2) was refused",
-            )
-            .remedy("let a seccomp filter or SELinux (execmod) permit it, or start the program with `memprof run --allocator jemalloc`"));
-        }
+        require_patched_slots(&patched)?;
         self.slots = SlotCounts {
             patched: patched.patched,
             foreign: patched.foreign,
@@ -231,14 +227,15 @@ impl Interception {
         Ok(())
     }
 
-    /// Uninstalls the interception of functions that only allocate, or of all functions if no sampled block is live.
-    /// Hooks of jemalloc are removed in any case, because they cost as much for a free as for an allocation.
+    /// Uninstalls the interception of functions that only allocate, or of all functions if no sampled block is live;
+    /// see [`removable_role`]. Hooks of jemalloc are removed in any case, because they cost as much for a free as for
+    /// an allocation.
     ///
     /// # Errors
     /// `Unavailable`: the loader cannot be locked. `Allocator`: jemalloc refused.
     pub(super) fn uninstall(&mut self) -> Result<()> {
-        self.beside.disable(removable_role());
-        python_objects::uninstall(removable_role().is_some());
+        self.beside.disable_hooks(removable_role());
+        python_objects::uninstall_hooks(removable_role().is_some());
         let slots = match &mut self.method {
             InterceptionMethod::Slots(slots) => slots,
             InterceptionMethod::Entries(entries) => {
@@ -246,10 +243,10 @@ impl Interception {
                 self.slots.patched = entries.enabled_count();
                 return Ok(());
             }
-            InterceptionMethod::Hooks(hooks) => return hooks.remove(),
+            InterceptionMethod::Hooks(hooks) => return hooks.remove_hooks(),
         };
         let role = removable_role();
-        // Released between the attempts, so that the program's forks can continue.
+        // The guard is released between the attempts, so that the program's forks can continue.
         let mut attempts = (0..RESTORE_ATTEMPTS).map(|_| {
             let _reading = ForkGuard::acquire();
             slots.restore(role)
@@ -264,7 +261,7 @@ impl Interception {
     ///
     /// # Errors
     /// As for [`uninstall`](Self::uninstall). Sampling is off even then.
-    pub(super) fn stop(&mut self) -> Result<()> {
+    pub(super) fn stop_sampling(&mut self) -> Result<()> {
         memprof_sampler::stop();
         self.uninstall()
     }
@@ -277,17 +274,17 @@ impl Interception {
         memprof_sampler::stop();
         self.since = None;
         self.allocated_at_start = None;
-        memprof_sampler::clear().map_err(sampler_error)
+        memprof_sampler::clear().map_err(convert_sampler_error)
     }
 
-    /// Whether the samples may belong to several allocators.
-    pub(super) fn samples_several(&self) -> bool {
-        self.beside.is_used()
+    /// Whether allocators beside that of `malloc` are sampled, so that samples may belong to several.
+    pub(super) fn samples_several_allocators(&self) -> bool {
+        self.beside.has_tables()
     }
 
     /// Method by which the allocator's calls are intercepted, as `status` shows it. An allocator that does not serve
     /// `malloc` is intercepted by its entry patches, even if slots intercept `malloc`.
-    pub(super) fn kind(&self) -> InterceptionKind {
+    pub(super) fn interception_kind(&self) -> InterceptionKind {
         match self.method {
             InterceptionMethod::Slots(_) if self.serves_malloc => InterceptionKind::Slots,
             InterceptionMethod::Slots(_) | InterceptionMethod::Entries(_) => {
@@ -298,19 +295,21 @@ impl Interception {
     }
 
     /// Whether slots or entries are patched, possibly by `sample_from_start` or in the parent of a forked child.
-    pub(super) fn has_patched(&self) -> bool {
+    pub(super) fn has_patches(&self) -> bool {
         let is_patched = match &self.method {
             InterceptionMethod::Slots(slots) => slots.patched_count() > 0,
             InterceptionMethod::Entries(entries) => entries.enabled_count() > 0,
             InterceptionMethod::Hooks(_) => false,
         };
-        is_patched || self.beside.is_enabled()
+        is_patched || self.beside.has_enabled_hooks()
     }
 
     /// Whether there are live samples whose frees may have been missed, because `memprof attach` wrote or restored
     /// entry patches after they were taken.
     pub(super) fn has_unwatched_samples(&self) -> bool {
-        !self.is_hooked() && !self.has_patched() && memprof_sampler::counts().live_samples > 0
+        !self.uses_jemalloc_hooks()
+            && !self.has_patches()
+            && memprof_sampler::counts().live_samples > 0
     }
 
     /// Whether another method is possible now, because `memprof attach` wrote or restored entry patches since the
@@ -329,7 +328,7 @@ impl Interception {
     }
 
     /// Whether the calls are intercepted through jemalloc's hooks.
-    pub(super) fn is_hooked(&self) -> bool {
+    pub(super) fn uses_jemalloc_hooks(&self) -> bool {
         matches!(self.method, InterceptionMethod::Hooks(_))
     }
 }
@@ -337,11 +336,11 @@ impl Interception {
 impl Drop for Interception {
     /// Stops sampling by slots or entries, and removes the interception. A failure is only logged.
     fn drop(&mut self) {
-        if self.has_patched() {
+        if self.has_patches() {
             memprof_sampler::stop();
-            self.beside.disable(None);
+            self.beside.disable_hooks(None);
         }
-        python_objects::uninstall(false);
+        python_objects::uninstall_hooks(false);
         let _reading = ForkGuard::acquire();
         let uninstalled = match &mut self.method {
             InterceptionMethod::Slots(slots) if slots.patched_count() == 0 => Ok(()),
@@ -355,12 +354,27 @@ impl Drop for Interception {
                 entries.disable(None);
                 Ok(())
             }
-            InterceptionMethod::Hooks(hooks) => hooks.remove(),
+            InterceptionMethod::Hooks(hooks) => hooks.remove_hooks(),
         };
         if let Err(error) = uninstalled {
             log::warn!("calls of malloc go on through memprof's sampler, which is off: {error}");
         }
     }
+}
+
+/// Fails if the kernel refused every slot.
+///
+/// # Errors
+/// `Unavailable`: no slot is patched.
+pub(super) fn require_patched_slots(stats: &PatchStats) -> Result<()> {
+    if stats.patched > 0 || stats.refused == 0 {
+        return Ok(());
+    }
+    let message = "the calls of malloc cannot be patched: mprotect(2) was refused";
+    Err(Error::new(ErrorKind::Unavailable, message).with_remedy(
+        "let a seccomp filter or SELinux (execmod) permit it, or start the program with \
+         `memprof run --allocator jemalloc`",
+    ))
 }
 
 /// Returns the role of the functions whose interception can be removed while sampling is off. While a sampled block is

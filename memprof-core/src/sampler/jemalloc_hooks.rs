@@ -41,18 +41,19 @@ impl JemallocHookInstaller {
     ///
     /// # Errors
     /// jemalloc refused, for example because it already has four other hooks.
-    pub(super) fn install(&self) -> Result<()> {
+    pub(super) fn install_hooks(&self) -> Result<()> {
         if HANDLE.load(Ordering::Acquire) != 0 {
             return Ok(());
         }
         // A child forked while jemalloc holds the lock of its hooks could not remove them.
         let _no_fork = ForkGuard::acquire();
-        // Before the change, after which a thread that ends needs it.
+        // Stored before the hooks are installed, because a thread that ends afterwards needs it
+        // (`touch_hooked_jemalloc`).
         MALLCTL.store(self.mallctl.address(), Ordering::Release);
         let handle = self
             .mallctl
             .write_and_read(INSTALL_HOOKS, jemalloc_hooks())
-            .map_err(|errno| Error::mallctl("experimental.hooks.install", errno))?;
+            .map_err(|errno| Error::refused_mallctl("experimental.hooks.install", errno))?;
         HANDLE.store(handle, Ordering::Release);
         Ok(())
     }
@@ -60,34 +61,38 @@ impl JemallocHookInstaller {
     /// Removes the hooks. Does nothing if they are not installed.
     ///
     /// # Errors
-    /// jemalloc refused.
-    pub(super) fn remove(&self) -> Result<()> {
+    /// jemalloc refused. The hooks stay, and may be removed later.
+    pub(super) fn remove_hooks(&self) -> Result<()> {
         let _no_fork = ForkGuard::acquire();
-        match HANDLE.swap(0, Ordering::AcqRel) {
-            0 => Ok(()),
-            handle => self
-                .mallctl
-                .write(REMOVE, handle)
-                .map_err(|errno| Error::mallctl("experimental.hooks.remove", errno)),
+        // Cleared first: a child whose fork did not wait for the guard must not remove the hooks a second time.
+        // jemalloc does not check its handle, and would count one hook too few from then on.
+        let handle = HANDLE.swap(0, Ordering::AcqRel);
+        if handle == 0 {
+            return Ok(());
         }
+        self.mallctl.write(REMOVE, handle).map_err(|errno| {
+            HANDLE.store(handle, Ordering::Release);
+            Error::refused_mallctl("experimental.hooks.remove", errno)
+        })
     }
 }
 
 /// Returns `mallctl` of the jemalloc in which hooks were installed last. `None` if there is none.
 fn hooked_mallctl() -> Option<MallctlFn> {
     let address = MALLCTL.load(Ordering::Acquire);
-    // SAFETY: `install` stored the address of a jemalloc's `mallctl`, which is never unloaded.
+    // SAFETY: `install_hooks` stored the address of a jemalloc's `mallctl`, which is never unloaded.
     (address != 0).then(|| unsafe {
         mem::transmute::<*const c_void, MallctlFn>(ptr::with_exposed_provenance(address))
     })
 }
 
-/// Uses the jemalloc whose hooks were changed, as the last act of a thread of memprof's. Otherwise jemalloc 5.2 to 5.3
-/// would keep the cache of a thread that did not use it since the change, and read the freed memory in its statistics:
-/// `tsd_cleanup` has no case for `tsd_state_nominal_recompute`.
-pub(crate) fn leave_hooked_jemalloc() {
+/// Calls the jemalloc whose hooks were changed, as the last act of a thread of memprof's; the mallctl does not matter.
+/// Otherwise jemalloc 5.2 to 5.3 would keep the cache of a thread that did not use it since the change, and read the
+/// freed memory in its statistics: `tsd_cleanup` has no case for `tsd_state_nominal_recompute`. Does nothing if no
+/// hooks were ever installed.
+pub(crate) fn touch_hooked_jemalloc() {
     if let Some(mallctl) = hooked_mallctl() {
-        // SAFETY: jemalloc(3) gives the type; `install` stored the function of one that is never unloaded.
+        // SAFETY: jemalloc(3) gives the type; `install_hooks` stored the function of one that is never unloaded.
         unsafe { Mallctl::new(mallctl, None) }.has_mallctl(c"version");
     }
 }
@@ -110,4 +115,29 @@ pub(super) fn remove_hooks_in_child() {
             size_of::<usize>(),
         )
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocators::fake::{Behaviour, fake_mallctl};
+
+    /// A jemalloc that knows none of the mallctls of hooks.
+    struct RefusingFake;
+    impl Behaviour for RefusingFake {}
+
+    #[test]
+    fn refused_removal_keeps_handle() {
+        let hooks = JemallocHookInstaller {
+            mallctl: fake_mallctl::<RefusingFake>(),
+        };
+        HANDLE.store(7, Ordering::Release);
+        let refused = hooks.remove_hooks().unwrap_err();
+        assert!(
+            refused.message.contains("experimental.hooks.remove"),
+            "{refused}"
+        );
+        assert_eq!(HANDLE.swap(0, Ordering::AcqRel), 7);
+        hooks.remove_hooks().unwrap();
+    }
 }

@@ -11,7 +11,7 @@ use memprof_messages::{LanguageStatus, LanguagesChoice};
 
 use super::python_objects::{self, PythonObjects};
 use crate::allocators::loaded_objects::{self, EXECUTABLE, LoadedObject};
-use crate::allocators::symbols::{ExportedSymbols, real_path};
+use crate::allocators::symbols::{ExportedSymbols, resolve_executable_link};
 use crate::dumps::escape::escape_word;
 use crate::lock::lock;
 
@@ -37,7 +37,7 @@ const ALLOCATORS_SAMPLER: &str =
     "the allocator's sampler takes the stacks; `activate sampler=memprof` reads its frames";
 
 /// Finds the interpreters that are loaded now, and makes samples contain the functions of the program that the first
-/// one runs. Its small objects are sampled once the sampler is activated, or maintained.
+/// one runs. The interpreter's small objects are sampled once sampling starts, or at its next periodic maintenance.
 ///
 /// No functions are named if `choice` is `Off`, if memprof's sampler does not take the samples (`is_sampled` is false),
 /// if there is no memory for names, or if the interpreter's version is not supported. The reason is logged.
@@ -48,7 +48,7 @@ pub(crate) fn prepare_languages(choice: LanguagesChoice, is_sampled: bool) {
         .collect();
     let [first, others @ ..] = found.as_mut_slice() else {
         *lock(&FOUND) = found;
-        python_objects::choose_none();
+        python_objects::set_no_interpreter();
         return;
     };
     for other in others {
@@ -58,22 +58,23 @@ pub(crate) fn prepare_languages(choice: LanguagesChoice, is_sampled: bool) {
     let reason = match choice {
         LanguagesChoice::Off => Some(OFF.to_owned()),
         LanguagesChoice::Auto if !is_sampled => Some(ALLOCATORS_SAMPLER.to_owned()),
-        LanguagesChoice::Auto => memprof_sampler::map_names()
+        LanguagesChoice::Auto => memprof_sampler::map_name_table()
             .err()
             .map(|_| "there is no memory for the table of names".to_owned()),
     };
     first.off_because = first.off_because.take().or(reason);
-    memprof_languages::set_enabled(first.off_because.is_none());
+    memprof_languages::set_merging_enabled(first.off_because.is_none());
     let [_, minor, ..] = first.version.to_be_bytes();
-    python_objects::choose_objects(first.objects, minor, first.off_because.clone());
+    python_objects::set_sampled_objects(first.objects, minor, first.off_because.clone());
     if let Some(reason) = &first.off_because {
         log::info!("{} {}: {reason}", language_name(), first.path);
     }
     *lock(&FOUND) = found;
 }
 
-/// Finds the `CPython` in the program or in a `libpython`, by the symbols that the object exports. `None` if there is
-/// none. If its frames cannot be read, the result contains the reason.
+/// Finds the `CPython` in `object`, which must be the program or a `libpython`, by the symbols that the object exports,
+/// and prepares the reading of its frames. `None` if there is none. If its frames cannot be read, the result contains
+/// the reason.
 fn find_cpython(object: &LoadedObject) -> Option<Interpreter> {
     let name = object.path.file_name()?.to_string_lossy();
     if object.path != Path::new(EXECUTABLE) && !name.starts_with("libpython") {
@@ -96,8 +97,8 @@ fn find_cpython(object: &LoadedObject) -> Option<Interpreter> {
     };
     Some(Interpreter {
         version,
-        path: real_path(&object.path).display().to_string(),
-        objects: python_objects::find_objects(&exported, object),
+        path: resolve_executable_link(&object.path).display().to_string(),
+        objects: python_objects::find_object_allocator(&exported, object),
         off_because: reason,
     })
 }
@@ -122,7 +123,7 @@ impl Interpreter {
     /// up. `None` if they are read.
     fn off_because(&self) -> Option<String> {
         let given_up = || {
-            memprof_languages::is_given_up()
+            memprof_languages::is_frame_reading_given_up()
                 .then(|| "its frames could not be read back, in 64 stacks of 64".to_owned())
         };
         self.off_because.clone().or_else(given_up)
@@ -133,7 +134,7 @@ impl Interpreter {
 /// read.
 pub(crate) fn language_status() -> Vec<LanguageStatus> {
     let found = lock(&FOUND);
-    let (counts, names, _) = memprof_languages::counts();
+    let (counts, names) = memprof_languages::walk_and_name_counts();
     let status = |(index, interpreter): (usize, &Interpreter)| {
         let is_read = index == 0;
         let LanguageCounts {
@@ -155,7 +156,7 @@ pub(crate) fn language_status() -> Vec<LanguageStatus> {
             ended_early,
             names: if is_read { names } else { 0 },
             objects_off_because: match is_read {
-                true => python_objects::off_because(),
+                true => python_objects::objects_off_because(),
                 false => interpreter.off_because(),
             },
             off_because: interpreter.off_because(),
@@ -175,7 +176,7 @@ pub(crate) fn language_status() -> Vec<LanguageStatus> {
 /// # objects: python off: its allocator is not known
 /// # frame: 0x4d50040000000007 python Leak.handle /srv/app.py 9
 /// ```
-pub(crate) fn comment_lines() -> Vec<String> {
+pub(crate) fn language_comment_lines() -> Vec<String> {
     let mut lines: Vec<String> = language_status()
         .iter()
         .map(|status| {

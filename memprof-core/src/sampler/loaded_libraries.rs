@@ -17,18 +17,19 @@ static PATCHED_LOAD_COUNT: AtomicU64 = AtomicU64::new(0);
 /// The slots to patch. Threads only try the lock; none waits for it.
 static SLOTS: Mutex<Option<GotSlots>> = Mutex::new(None);
 
-/// Makes `slots` be patched in libraries that are loaded from now on. The slots of libraries already loaded must be
-/// patched before.
+/// Makes `slots` be patched in libraries that are loaded from now on, unless slots are stored already. The slots of
+/// libraries already loaded must be patched before.
 pub(super) fn start_patching(slots: &GotSlots, reading: &ForkGuard) {
     // A child created by clone(2) may have inherited a locked mutex, so this must not wait.
     if let Ok(mut shared) = SLOTS.try_lock() {
         shared.get_or_insert_with(|| slots.clone());
     }
     PATCHED_LOAD_COUNT.store(loaded_objects::load_count_under(reading), Relaxed);
-    memprof_sampler::set_before_loader_call(notice_loaded_libraries);
+    memprof_sampler::set_before_loader_call(patch_newly_loaded_libraries);
 }
 
-/// Stops patching libraries, because another method intercepts the calls.
+/// Stops patching libraries, because another method intercepts the calls. Does nothing while another thread holds the
+/// lock.
 pub(super) fn stop_patching() {
     // A child created by clone(2) may have inherited a locked mutex, so this must not wait.
     if let Ok(mut shared) = SLOTS.try_lock() {
@@ -36,10 +37,10 @@ pub(super) fn stop_patching() {
     }
 }
 
-/// Records the loaded code, and patches the slots of newly loaded libraries. Runs before each call that the program
-/// makes to the loader. Does nothing during a fork or while another thread runs it; the periodic task does the work
-/// then. Allocates nothing.
-extern "C" fn notice_loaded_libraries() {
+/// Records the loaded code, clears the unwind rules if a library was loaded, and patches that library's slots. Runs
+/// before each call that the program makes to the loader, in the thread of that call. Patches nothing during a fork or
+/// while another thread patches; the periodic task does the work then. Allocates nothing.
+extern "C" fn patch_newly_loaded_libraries() {
     // A runtime may stop its threads by signals and then scan the loaded objects. It must not stop this thread while it
     // holds the loader's lock.
     let Some(_blocked) = BlockedSignals::block_all() else {
@@ -66,7 +67,7 @@ extern "C" fn notice_loaded_libraries() {
 struct BlockedSignals(libc::sigset_t);
 
 impl BlockedSignals {
-    /// Blocks all signals. `None` if the kernel refuses.
+    /// Blocks all signals of the calling thread. `None` if the kernel refuses.
     fn block_all() -> Option<Self> {
         let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: sigfillset(3) fills the set.

@@ -11,6 +11,6 @@ pub(crate) fn language_status() -> Vec<LanguageStatus> {
 }
 
 /// Returns no comment lines for a dump.
-pub(crate) fn comment_lines() -> Vec<String> {
+pub(crate) fn language_comment_lines() -> Vec<String> {
     Vec::new()
 }

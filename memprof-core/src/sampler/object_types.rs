@@ -1,12 +1,12 @@
 //! Types of Python's live sampled objects, which a dump has in place of the leaf frame of their stacks.
 //!
-//! An object's memory holds the type once the object is made, so it is read at the dump. The program may free the object
-//! meanwhile: a word that does not lead to a type gives none.
+//! An object's memory holds the type once the object is made, so it is read at the dump. The program may free the
+//! object meanwhile: a word that does not lead to a type gives none.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
 
-use memprof_languages::enter_object_type;
+use memprof_languages::intern_object_type;
 use memprof_sampler::StackRecordId;
 
 use super::checked_memory::CheckedMemory;
@@ -67,7 +67,7 @@ impl ObjectTypes {
     /// Reads the types of at most [`MAX_OBJECTS`] live objects: those whose stacks have the leaf frame of `mark`. Empty
     /// if there are none, or if there is no memory for the reads.
     #[expect(unsafe_code, reason = "the sampler's tables")]
-    pub(super) fn read(mark: ObjectMark) -> Self {
+    pub(super) fn read_live_types(mark: ObjectMark) -> Self {
         let mut marked = HashSet::new();
         // SAFETY: `DumpSlot::acquire` keeps samples from being cleared during a dump.
         unsafe {
@@ -96,7 +96,7 @@ impl ObjectTypes {
                 return;
             }
             objects_left -= 1;
-            if let Some(leaf) = reader.leaf_of(sample.address as u64, sample.size) {
+            if let Some(leaf) = reader.type_leaf_frame(sample.address as u64, sample.size) {
                 let stack = found.by_record.entry(sample.record).or_default();
                 let objects = stack.entry(leaf).or_default();
                 objects.objects += 1;
@@ -108,7 +108,7 @@ impl ObjectTypes {
 
     /// Counts of a stack's live objects, each with the leaf frame for their type. Empty if `record` is `None`, or if no
     /// type was read.
-    pub(super) fn by_leaf_frame(
+    pub(super) fn objects_by_leaf_frame(
         &self,
         record: Option<StackRecordId>,
     ) -> impl Iterator<Item = (u64, TypedObjects)> {
@@ -131,17 +131,18 @@ struct TypeReader {
 impl TypeReader {
     /// Leaf frame for the type of the object in the block of `size` bytes at address `block`. `None` if it holds no
     /// object, or if the type cannot be read.
-    fn leaf_of(&mut self, block: u64, size: u64) -> Option<u64> {
-        let words: [u64; BLOCK_WORDS] = match self.memory.words(block) {
+    fn type_leaf_frame(&mut self, block: u64, size: u64) -> Option<u64> {
+        let words: [u64; BLOCK_WORDS] = match self.memory.read_words(block) {
             Some(words) => words,
+            // The block may be shorter, and the memory behind it unreadable.
             None => {
-                let [count, object_type] = self.memory.words(block)?;
+                let [count, object_type] = self.memory.read_words(block)?;
                 [count, object_type, 0, 0, 0, 0]
             }
         };
         PREFIXES.iter().find_map(|prefix| {
             let object_type = *words.get(*prefix as usize / 8 + 1)?;
-            let found = self.type_at(object_type)?;
+            let found = self.cached_type_at(object_type)?;
             let least = prefix.checked_add(found.basic_size)?;
             let is_object = found.prefix == *prefix && least <= size;
             is_object.then_some(found.leaf)
@@ -150,7 +151,7 @@ impl TypeReader {
 
     /// Returns the type at an address, which is read once and then remembered. `None` if there is no type, or if
     /// [`MAX_TYPES`] others are remembered.
-    fn type_at(&mut self, address: u64) -> Option<ObjectType> {
+    fn cached_type_at(&mut self, address: u64) -> Option<ObjectType> {
         if address == 0 || !address.is_multiple_of(8) {
             return None;
         }
@@ -177,7 +178,7 @@ impl TypeReader {
     fn is_class_of_types(&self, class: u64) -> bool {
         let is_type = |class: u64| class == self.mark.type_type;
         let type_of = |class: u64| {
-            let words: Option<[u64; TYPE_OF_TYPE + 1]> = self.memory.words(class);
+            let words: Option<[u64; TYPE_OF_TYPE + 1]> = self.memory.read_words(class);
             words.map(|words| words[TYPE_OF_TYPE])
         };
         is_type(class) || type_of(class).is_some_and(is_type)
@@ -186,7 +187,7 @@ impl TypeReader {
     /// Reads the type at an address, and adds its name to the table of names. `None` if the memory there is not as that
     /// of a type, or if the table is full.
     fn read_type(&self, address: u64) -> Option<ObjectType> {
-        let words: [u64; TYPE_WORDS] = self.memory.words(address)?;
+        let words: [u64; TYPE_WORDS] = self.memory.read_words(address)?;
         let class = words[TYPE_OF_TYPE];
         let [flags, basic_size] = [words[TYPE_FLAGS], words[BASIC_SIZE]];
         let is_type = flags & READY != 0 && BASIC_SIZES.contains(&basic_size);
@@ -194,7 +195,7 @@ impl TypeReader {
             return None;
         }
         // A type's type is a class of types: `type` itself, or a metaclass.
-        let class: [u64; TYPE_WORDS] = self.memory.words(class)?;
+        let class: [u64; TYPE_WORDS] = self.memory.read_words(class)?;
         if class[TYPE_FLAGS] & (READY | TYPE_SUBCLASS) != READY | TYPE_SUBCLASS {
             return None;
         }
@@ -206,17 +207,18 @@ impl TypeReader {
                 && !name.chars().any(|c| c.is_control() || c.is_whitespace())
         });
         // Without room for the name, the object stays untyped.
-        let leaf = is_name.then(|| enter_object_type(name))??;
+        let leaf = is_name.then(|| intern_object_type(name))??;
         Some(ObjectType {
             leaf: leaf as u64,
-            prefix: prefix_of(flags, self.mark.minor),
+            prefix: prefix_bytes(flags, self.mark.minor),
             basic_size,
         })
     }
 }
 
-/// Bytes in front of the objects of a type with these flags, in `CPython` 3.`minor`.
-fn prefix_of(flags: u64, minor: u8) -> u64 {
+/// Bytes in front of the objects of a type with these flags, in `CPython` 3.`minor`: 16 for the collector's head, and
+/// 16 for the two pointers.
+fn prefix_bytes(flags: u64, minor: u8) -> u64 {
     let pointers = match minor {
         ..=10 => 0,
         11 => MANAGED_DICT,
@@ -274,9 +276,9 @@ mod tests {
 
     fn leaf(program: &Program, minor: u8) -> Option<u64> {
         // Names need a table, as an activation maps it.
-        memprof_sampler::map_names().unwrap();
+        memprof_sampler::map_name_table().unwrap();
         let size = 8 * program.block.len() as u64;
-        reader(program, minor).leaf_of(program.block.as_ptr() as u64, size)
+        reader(program, minor).type_leaf_frame(program.block.as_ptr() as u64, size)
     }
 
     #[test]
@@ -327,14 +329,14 @@ mod tests {
     fn words_that_lead_to_no_type_leave_room_for_types() {
         let program = program(READY, 0, 40);
         let mut reader = reader(&program, 11);
-        memprof_sampler::map_names().unwrap();
+        memprof_sampler::map_name_table().unwrap();
         for word in 1..=MAX_TYPES as u64 + 10 {
-            assert_eq!(reader.type_at(8 * word), None);
+            assert_eq!(reader.cached_type_at(8 * word), None);
         }
         assert_eq!(reader.no_types.len(), MAX_TYPES);
         assert!(
             reader
-                .type_at(program.object_type.as_ptr() as u64)
+                .cached_type_at(program.object_type.as_ptr() as u64)
                 .is_some()
         );
     }

@@ -3,19 +3,21 @@
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
-use memprof_sampler::PatchedEntries;
 pub(crate) use memprof_sampler::exclude_this_thread;
+use memprof_sampler::{GotSlots, PatchedEntries};
 
-pub(crate) use super::entries_beside_malloc::patched_allocators_beside;
+pub(crate) use super::entries_beside_malloc::patched_allocators_beside_malloc;
 pub(crate) use super::fork::stop_sampling_in_children;
-pub(crate) use super::jemalloc_hooks::leave_hooked_jemalloc;
+pub(crate) use super::jemalloc_hooks::touch_hooked_jemalloc;
 pub(crate) use super::selected_sampler::SelectedSampler;
 
 use super::SamplerSelection;
 use super::entries_beside_malloc::is_patched_beside_malloc;
 use super::fork::{keep_sampling_in_children, register_fork_handler};
-use super::interception::Interception;
-use super::interception_error::{loader_lock_error, sampler_error, statically_linked_error};
+use super::interception::{Interception, require_patched_slots};
+use super::interception_error::{
+    convert_sampler_error, loader_lock_error, statically_linked_error,
+};
 use super::jemalloc_hooks::JemallocHookInstaller;
 use super::loaded_libraries;
 use super::sampled_allocator::may_have_sampled;
@@ -43,10 +45,12 @@ pub enum StartScope {
 
 /// Starts sampling before a profiler exists, so that a program is sampled from its first moments. `interval` is `None`
 /// for one sample per 512 KiB. Forked children go on sampling, except with [`StartScope::Process`]. Unless that is the
-/// `scope`, the profiler later takes over, or stops the sampling if the allocator samples.
+/// `scope`, the profiler later takes over, or stops the sampling if the allocator samples. With
+/// [`StartScope::Program`], also makes a tcmalloc's own sampler sample the calling thread, in case that one is
+/// selected.
 ///
 /// # Errors
-/// Reason why memprof's sampler cannot be used in this process.
+/// Reason why memprof's sampler cannot be used in this process. Sampling is off then.
 pub fn sample_from_start(interval: Option<SampleInterval>, scope: StartScope) -> Result<()> {
     let bytes = interval.map_or(DEFAULT_INTERVAL, SampleInterval::bytes);
     match scope {
@@ -62,11 +66,23 @@ pub fn sample_from_start(interval: Option<SampleInterval>, scope: StartScope) ->
     if scope != StartScope::Process {
         keep_sampling_in_children();
     }
-    memprof_sampler::start(bytes).map_err(sampler_error)?;
+    start_and_patch(&mut slots, bytes).inspect_err(|_| {
+        memprof_sampler::stop();
+        stop_sampling_in_children();
+    })
+}
+
+/// Starts sampling at an interval in bytes, patches `slots`, and lets those of libraries that are loaded later be
+/// patched too.
+///
+/// # Errors
+/// As for [`sample_from_start`]. Sampling may be on then.
+fn start_and_patch(slots: &mut GotSlots, interval: u64) -> Result<()> {
+    memprof_sampler::start(interval).map_err(convert_sampler_error)?;
     let reading = ForkGuard::acquire();
-    slots.patch().ok_or_else(loader_lock_error)?;
-    loaded_libraries::start_patching(&slots, &reading);
-    Ok(())
+    let patched = slots.patch().ok_or_else(loader_lock_error)?;
+    loaded_libraries::start_patching(slots, &reading);
+    require_patched_slots(&patched)
 }
 
 /// memprof's sampler for one allocator.
@@ -91,7 +107,7 @@ impl OwnSampler {
             0 => interval.map_or(DEFAULT_INTERVAL, SampleInterval::bytes),
             running => running,
         };
-        let hooks = || allocator.jemalloc().and_then(JemallocHookInstaller::new);
+        let hooks = || allocator.as_jemalloc().and_then(JemallocHookInstaller::new);
         let sampler = if identity.owns_malloc || is_patched_beside_malloc(identity) {
             Interception::find(identity, hooks)
         } else {
@@ -106,11 +122,11 @@ impl OwnSampler {
     /// Whether it samples through jemalloc's allocation hooks, once it is selected. False if it cannot be used.
     pub(crate) fn uses_jemalloc_hooks(&self) -> bool {
         let sampler = self.sampler.as_ref();
-        sampler.is_ok_and(|sampler| lock(sampler).is_hooked())
+        sampler.is_ok_and(|sampler| lock(sampler).uses_jemalloc_hooks())
     }
 
-    /// Whether another method of sampling is possible now, because entry points of the allocator were patched or
-    /// restored since the last search.
+    /// Whether another method of interception is possible now, because `memprof attach` patched or restored entry
+    /// points of the allocator since the last search.
     pub(crate) fn has_new_interception(&self, allocator: &Allocator) -> bool {
         match &self.sampler {
             Ok(sampler) => lock(sampler).is_outdated(),
@@ -121,13 +137,14 @@ impl OwnSampler {
         }
     }
 
-    /// Whether a sampler can now be created for an allocator that had none, because its functions were patched.
+    /// Whether a sampler can now be created for an allocator that had none, because `memprof attach` patched its
+    /// functions.
     pub(crate) fn is_possible_for(allocator: &Allocator) -> bool {
         is_patched_beside_malloc(allocator.identity())
     }
 
     /// Reason why memprof's sampler cannot be used in this process. `None` if it can.
-    pub(crate) fn error(&self) -> Option<&Error> {
+    pub(crate) fn unusable_error(&self) -> Option<&Error> {
         self.sampler.as_ref().err()
     }
 
@@ -136,7 +153,11 @@ impl OwnSampler {
     ///
     /// # Errors
     /// Reason why memprof's sampler cannot be used, or the error of the sampler that refused to stop.
-    pub(crate) fn select(&self, selection: SamplerSelection, allocator: &Allocator) -> Result<()> {
+    pub(crate) fn select_sampler(
+        &self,
+        selection: SamplerSelection,
+        allocator: &Allocator,
+    ) -> Result<()> {
         let sampler = match (&self.sampler, selection) {
             (Ok(sampler), _) => sampler,
             (Err(_), SamplerSelection::Allocator) => return Ok(()),
@@ -147,14 +168,14 @@ impl OwnSampler {
             (
                 SamplerSelection::Allocator,
                 SamplerSelection::OwnFallback | SamplerSelection::OwnRequested,
-            ) => allocator.deactivate(),
+            ) => allocator.stop_sampling(),
             (
                 SamplerSelection::OwnFallback | SamplerSelection::OwnRequested,
                 SamplerSelection::Allocator,
-            ) => lock(sampler).stop(),
+            ) => lock(sampler).stop_sampling(),
             // `sample_from_start` samples without knowing whether the allocator does.
             (SamplerSelection::Allocator, SamplerSelection::Allocator)
-                if may_have_sampled(allocator.identity()) && lock(sampler).has_patched() =>
+                if may_have_sampled(allocator.identity()) && lock(sampler).has_patches() =>
             {
                 let mut sampler = lock(sampler);
                 sampler.drop_samples()?;
@@ -173,7 +194,7 @@ impl OwnSampler {
     ///
     /// # Errors
     /// `Busy`: a thread stays inside the sampler. `Unavailable`: the loader cannot be locked.
-    pub(crate) fn clear_and_uninstall(&self) -> Result<()> {
+    pub(crate) fn drop_samples_and_uninstall(&self) -> Result<()> {
         let Ok(sampler) = &self.sampler else {
             return Ok(());
         };
@@ -182,7 +203,7 @@ impl OwnSampler {
         sampler.uninstall()
     }
 
-    /// The sampler, locked, if it is selected. `None` if the allocator's own sampler is.
+    /// Locks the sampler if it is selected. `None` if the allocator's own sampler is, or if this one cannot be used.
     pub(crate) fn lock_if_selected(&self) -> Option<SelectedSampler<'_>> {
         let sampler = lock(self.sampler.as_ref().ok()?);
         (sampler.selection != SamplerSelection::Allocator).then_some(SelectedSampler {

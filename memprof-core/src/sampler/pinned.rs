@@ -11,7 +11,7 @@ use std::hash::Hash;
 use memprof_sampler::{LiveSample, StackRecordId};
 use rustix::io::Errno;
 
-use super::slabs::{Slab, free_bytes, query_slabs, read_current_bins};
+use super::slabs::{Slab, bin_free_bytes, query_slabs, read_current_bins};
 use crate::allocators::jemalloc::{Bin, Jemalloc};
 
 /// Minimum effective number of samples for an estimate of the holders of a size class.
@@ -51,7 +51,8 @@ struct SampleWeight {
 type Weights<K> = HashMap<(K, usize), SampleWeight>;
 
 impl PinnedProfile<StackRecordId> {
-    /// Estimates the profile from the live samples of memprof's sampler. `interval` is their sample interval in bytes.
+    /// Estimates from the live samples of memprof's sampler which stacks pin free memory. `interval` is their sample
+    /// interval in bytes.
     ///
     /// # Safety
     /// `jemalloc` allocated the block of each sample, and no thread clears them during the call.
@@ -59,7 +60,10 @@ impl PinnedProfile<StackRecordId> {
     /// # Errors
     /// jemalloc refused, or ENOMEM.
     #[expect(unsafe_code, reason = "the sampler's tables, and what they point to")]
-    pub(super) unsafe fn measure(jemalloc: &Jemalloc, interval: u64) -> Result<Self, Errno> {
+    pub(super) unsafe fn estimate_from_samples(
+        jemalloc: &Jemalloc,
+        interval: u64,
+    ) -> Result<Self, Errno> {
         let bins = read_current_bins(jemalloc)?;
         let mut query = SlabQuery {
             jemalloc,
@@ -76,13 +80,13 @@ impl PinnedProfile<StackRecordId> {
         let add = |sample| {
             if outcome.is_ok() {
                 // SAFETY: the caller guarantees that `jemalloc` allocated the block of each sample.
-                outcome = unsafe { query.add(sample) };
+                outcome = unsafe { query.add_sample(sample) };
             }
         };
         memprof_sampler::for_each_live(add);
         outcome?;
         // SAFETY: the caller guarantees that `jemalloc` allocated the block of each sample.
-        unsafe { query.query_pending() }?;
+        unsafe { query.query_batch() }?;
         distribute_free_bytes(&bins, &query.weights).ok_or(Errno::NOMEM)
     }
 }
@@ -107,30 +111,31 @@ struct SlabQuery<'a> {
 
 #[expect(unsafe_code, reason = "jemalloc follows the pointers")]
 impl SlabQuery<'_> {
-    /// Adds a sample, and queries jemalloc if the batch is full.
+    /// Adds a sample to the batch, and queries jemalloc if the batch is full.
     ///
     /// # Safety
     /// jemalloc allocated the block of the sample.
     ///
     /// # Errors
     /// jemalloc refused, or ENOMEM.
-    unsafe fn add(&mut self, sample: LiveSample) -> Result<(), Errno> {
+    unsafe fn add_sample(&mut self, sample: LiveSample) -> Result<(), Errno> {
         self.batch.push(sample);
         match self.batch.len() < BATCH_SIZE {
             true => Ok(()),
-            // SAFETY: the caller of each `add` guarantees that jemalloc allocated the block.
-            false => unsafe { self.query_pending() },
+            // SAFETY: the caller of each `add_sample` guarantees that jemalloc allocated the block.
+            false => unsafe { self.query_batch() },
         }
     }
 
-    /// Queries jemalloc about the samples in the batch, and adds their weights.
+    /// Queries jemalloc about the samples in the batch, adds their weights, and empties the batch. Skips a sample that
+    /// is in no slab of a size class.
     ///
     /// # Safety
     /// jemalloc allocated the block of each sample in the batch.
     ///
     /// # Errors
     /// jemalloc refused, or ENOMEM.
-    unsafe fn query_pending(&mut self) -> Result<(), Errno> {
+    unsafe fn query_batch(&mut self) -> Result<(), Errno> {
         let count = self.batch.len();
         if count == 0 {
             return Ok(());
@@ -217,7 +222,7 @@ fn distribute_free_bytes<K: Copy + Eq + Hash>(
     let mut shares = HashMap::<K, PinnedShare>::new();
     shares.try_reserve(weights.len()).ok()?;
     for ((holder, class), weight) in weights {
-        let free = free_bytes(&bins[*class]);
+        let free = bin_free_bytes(&bins[*class]);
         let class = &mut classes[*class];
         if class.is_attributable() {
             let share = shares.entry(*holder).or_default();
@@ -226,7 +231,7 @@ fn distribute_free_bytes<K: Copy + Eq + Hash>(
         }
     }
     shares.retain(|_, share| share.bytes > 0);
-    let free = bins.iter().map(free_bytes);
+    let free = bins.iter().map(bin_free_bytes);
     Some(PinnedProfile {
         total: free.fold(0, u64::saturating_add),
         shares,

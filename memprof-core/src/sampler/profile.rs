@@ -30,14 +30,14 @@ const NUMBER_WIDTH: usize = 20;
 /// Writes a heap profile of all samples, live and freed, to `file`. Writes the header twice, because its totals are
 /// known only at the end. `interval` is the sample interval in bytes. Also returns the bytes in use that the samples
 /// represent, without Python's small objects.
-pub(super) fn write_samples(
+pub(super) fn write_heap_profile(
     interval: u64,
     file: &File,
 ) -> io::Result<(ProfileSummary, SampledBytes)> {
     let mark = object_mark();
     let mut lines = ProfileWriter {
         text: BufWriter::new(file),
-        changed_code: ChangedCode::now(),
+        changed_code: ChangedCode::from_history(),
         summary: ProfileSummary {
             sample_interval: interval,
             ..ProfileSummary::default()
@@ -46,7 +46,7 @@ pub(super) fn write_samples(
         sampled: SampledBytes::default(),
         is_tallied: memprof_sampler::tally().is_some(),
         mark,
-        types: mark.map(ObjectTypes::read).unwrap_or_default(),
+        types: mark.map(ObjectTypes::read_live_types).unwrap_or_default(),
         outcome: Ok(()),
     };
     lines.write_header()?;
@@ -66,25 +66,25 @@ pub(super) fn write_samples(
 }
 
 /// Returns the bytes in use that the samples represent now, without Python's small objects. They are estimated as in
-/// [`write_samples`]; `interval` is the sample interval in bytes.
-pub(super) fn sum_samples(interval: u64) -> SampledBytes {
+/// [`write_heap_profile`]; `interval` is the sample interval in bytes.
+pub(super) fn sum_sampled_bytes(interval: u64) -> SampledBytes {
     let mut sampled = SampledBytes::default();
     let mark = object_mark();
     // SAFETY: `DumpSlot::acquire` keeps samples from being cleared during a dump.
     #[expect(unsafe_code, reason = "the sampler's tables")]
     unsafe {
         memprof_sampler::for_each_record(|record| {
-            if !is_object(record.frames, mark) {
-                sampled.add(record.objects, record.bytes, interval);
+            if !is_python_object_stack(record.frames, mark) {
+                sampled.add_objects(record.objects, record.bytes, interval);
             }
         });
     }
     sampled
 }
 
-/// Whether a stack is that of Python's small objects, which the allocator's total does not contain. False without
-/// `mark`, because none were sampled then.
-fn is_object(frames: &[u64], mark: Option<ObjectMark>) -> bool {
+/// Whether a stack is that of Python's small objects, which the allocator's total does not contain: its leaf frame is
+/// that of `mark`. False without `mark`, because none were sampled then.
+fn is_python_object_stack(frames: &[u64], mark: Option<ObjectMark>) -> bool {
     mark.is_some_and(|mark| frames.first() == Some(&mark.leaf))
 }
 
@@ -121,7 +121,8 @@ impl<W: Write> ProfileWriter<W> {
     }
 
     /// Writes the lines of a record, one for each type of Python's objects or else a single one. Adds the record to the
-    /// totals. With a tally, the live values are those at the peak. Skips a record without samples.
+    /// totals. With a tally, the live values are those at the peak, and there is a single line. Skips a record without
+    /// samples.
     fn write_record(&mut self, record: &StackRecord<'_>) -> io::Result<()> {
         let [objects, bytes] = match self.is_tallied {
             true => record.at_peak,
@@ -136,34 +137,36 @@ impl<W: Write> ProfileWriter<W> {
             *total += count;
         }
         let frames = self.changed_code.frames_to_write(record.frames);
-        let is_object = is_object(frames, self.mark);
+        let is_object = is_python_object_stack(frames, self.mark);
         match is_object && !self.is_tallied {
             true => {
-                let lines = split_by_type(counts, self.types.by_leaf_frame(record.id));
+                let lines =
+                    split_counts_by_type(counts, self.types.objects_by_leaf_frame(record.id));
                 for (leaf, counts) in lines {
                     let mut frames = frames.to_vec();
                     frames[0] = leaf.unwrap_or(frames[0]);
-                    write_counted(&mut self.text, &mut self.summary, counts, &frames)?;
+                    write_and_count_stack(&mut self.text, &mut self.summary, counts, &frames)?;
                 }
             }
-            false => write_counted(&mut self.text, &mut self.summary, counts, frames)?,
+            false => write_and_count_stack(&mut self.text, &mut self.summary, counts, frames)?,
         }
         if !is_object {
             self.sampled
-                .add(objects, bytes, self.summary.sample_interval);
+                .add_objects(objects, bytes, self.summary.sample_interval);
         }
         Ok(())
     }
 }
 
-/// Writes one line, and counts it as readers do, which scale each line by its own mean size.
-fn write_counted(
+/// Writes the line of a stack, and adds it to the summary's number of stacks and bytes in use. Estimates the bytes as
+/// readers do, which scale each line by its own mean size.
+fn write_and_count_stack(
     text: &mut impl Write,
     summary: &mut ProfileSummary,
     counts: [u64; 4],
     frames: &[u64],
 ) -> io::Result<()> {
-    write_stack(text, counts, frames)?;
+    write_stack_line(text, counts, frames)?;
     let [objects, bytes, ..] = counts;
     summary.stacks += 1;
     summary.estimated_inuse_bytes +=
@@ -171,16 +174,17 @@ fn write_counted(
     Ok(())
 }
 
-/// Splits the counts of a stack, as `write_stack` takes them, by the types of its live objects. The last line has the
-/// rest. What was freed has no type.
-fn split_by_type(
+/// Splits the counts of a stack, as `write_stack_line` takes them, by the types of its live objects. Each element has
+/// the leaf frame of a type; the last one, with the rest, has none. Freed objects belong to the rest.
+fn split_counts_by_type(
     mut rest: [u64; 4],
     types: impl Iterator<Item = (u64, TypedObjects)>,
 ) -> Vec<(Option<u64>, [u64; 4])> {
     let mut lines = Vec::new();
     for (leaf, TypedObjects { objects, bytes }) in types {
         let counts = [objects, bytes, objects, bytes];
-        // The program frees objects meanwhile.
+        // The types were read first, and the program may have freed objects before the stack's counts were read: a type
+        // with more objects than the rest is left to it.
         if rest.iter().zip(&counts).all(|(rest, count)| count <= rest) {
             for (rest, count) in rest.iter_mut().zip(counts) {
                 *rest -= count;
@@ -199,7 +203,7 @@ const UNKNOWN_HOLDER: u64 = 0x100;
 
 /// Writes a pinned profile in the format of a growth profile, because readers do not unsample that format. The objects
 /// of a line are the samples from which its bytes are estimated.
-pub(super) fn write_pinned(
+pub(super) fn write_pinned_profile(
     pinned: &PinnedProfile<StackRecordId>,
     file: &File,
 ) -> io::Result<ProfileSummary> {
@@ -211,7 +215,7 @@ pub(super) fn write_pinned(
         "heap profile: {samples:6}: {total:8} [{samples:6}: {total:8}] @ growth"
     )?;
     let (mut outcome, mut stacks) = (Ok(()), 0);
-    let changed_code = ChangedCode::now();
+    let changed_code = ChangedCode::from_history();
     // SAFETY: `DumpSlot::acquire` keeps samples from being cleared during a dump.
     #[expect(unsafe_code, reason = "the sampler's tables")]
     unsafe {
@@ -222,7 +226,7 @@ pub(super) fn write_pinned(
             {
                 let counts = [*samples, *bytes, *samples, *bytes];
                 let frames = changed_code.frames_to_write(record.frames);
-                outcome = write_stack(&mut text, counts, frames);
+                outcome = write_stack_line(&mut text, counts, frames);
                 stacks += 1;
             }
         });
@@ -231,7 +235,7 @@ pub(super) fn write_pinned(
     let unknown = pinned.unknown_bytes();
     if unknown > 0 {
         // Other readers reject bytes without objects, and omit lines without a stack.
-        write_stack(&mut text, [1, unknown, 1, unknown], &[UNKNOWN_HOLDER])?;
+        write_stack_line(&mut text, [1, unknown, 1, unknown], &[UNKNOWN_HOLDER])?;
         stacks += 1;
     }
     text.flush()?;
@@ -243,8 +247,8 @@ pub(super) fn write_pinned(
     })
 }
 
-/// Writes one line: live objects and bytes, all objects and bytes, then the frames.
-fn write_stack(text: &mut impl Write, counts: [u64; 4], frames: &[u64]) -> io::Result<()> {
+/// Writes the line of a stack: live objects and bytes, all objects and bytes, then the frames.
+fn write_stack_line(text: &mut impl Write, counts: [u64; 4], frames: &[u64]) -> io::Result<()> {
     let [objects, bytes, total_objects, total_bytes] = counts;
     write!(
         text,
@@ -265,7 +269,10 @@ mod tests {
         let typed = |objects, bytes| TypedObjects { objects, bytes };
         let check =
             |counts, types: &[(u64, TypedObjects)], expected: &[(Option<u64>, [u64; 4])]| {
-                assert_eq!(split_by_type(counts, types.iter().copied()), expected);
+                assert_eq!(
+                    split_counts_by_type(counts, types.iter().copied()),
+                    expected
+                );
             };
         check([0, 0, 0, 0], &[], &[]);
         check([0, 0, 9, 90], &[], &[(None, [0, 0, 9, 90])]);

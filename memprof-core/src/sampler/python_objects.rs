@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::sync::Mutex;
 
-use memprof_languages::enter_object_type;
+use memprof_languages::intern_object_type;
 use memprof_sampler::{PythonAllocator, PythonFunctions, UnwrappedPython};
 
 use super::sampled_allocator;
@@ -37,8 +37,8 @@ pub(super) struct PythonObjects {
     type_type: u64,
 }
 
-/// Newest minor version of `CPython` 3 in which setting hooks without the GIL was tried: with threads, forks, collections
-/// and other tools.
+/// Newest minor version of `CPython` 3 in which setting hooks without the GIL was tried: with threads, forks,
+/// collections and other tools.
 const NEWEST_MINOR: u8 = 14;
 
 /// Reason why objects are not sampled in a program without Python.
@@ -74,10 +74,10 @@ pub(super) struct ObjectMark {
     pub(super) type_type: u64,
 }
 
-/// Finds the symbols that a `CPython` in `object` exports for the sampling of its objects. `None` if it lacks one. For a
-/// version whose frames are not read, [`choose_objects`] gets a reason, so that the functions are never called.
+/// Finds the symbols that a `CPython` in `object` exports for the sampling of its objects. `None` if it lacks one. For
+/// a version whose frames are not read, [`set_sampled_objects`] gets a reason, so that the functions are never called.
 #[expect(unsafe_code, reason = "functions by their names")]
-pub(super) fn find_objects(
+pub(super) fn find_object_allocator(
     exported: &ExportedSymbols,
     object: &LoadedObject,
 ) -> Option<PythonObjects> {
@@ -96,10 +96,10 @@ pub(super) fn find_objects(
     })
 }
 
-/// Sets the `CPython`, of this minor version, whose objects are sampled once [`install`] is called. `objects` is `None`
-/// if that `CPython` lacks the symbols for it. `off_because` is a reason not to sample its objects, if there is one. If
-/// another `CPython` was set before, that one stays, as its frames do.
-pub(super) fn choose_objects(
+/// Sets the `CPython`, of this minor version, whose objects are sampled once [`install_hooks`] is called. `objects` is
+/// `None` if that `CPython` lacks the symbols for it. `off_because` is a reason not to sample its objects, if there is
+/// one. If another `CPython` was set before, that one stays, as its frames do.
+pub(super) fn set_sampled_objects(
     objects: Option<PythonObjects>,
     minor: u8,
     off_because: Option<String>,
@@ -117,15 +117,16 @@ pub(super) fn choose_objects(
     }
 }
 
-/// Forgets that objects are to be sampled, because there is no interpreter.
-pub(super) fn choose_none() {
+/// Stores that no objects may be sampled, because there is no interpreter.
+pub(super) fn set_no_interpreter() {
     let mut state = lock(&STATE);
     state.unwanted_because = Some(NO_INTERPRETER.to_owned());
     state.off_because = None;
 }
 
-/// Returns a guard that keeps forks away, for at most a few microseconds: from 3.12 on the interpreter's functions take
-/// a mutex, which a child would find locked for ever. `None` if forks are in progress all the time.
+/// Returns a guard that keeps forks away while the interpreter's functions are called, which takes a few microseconds:
+/// from 3.12 on they take a mutex, which a child would find locked for ever. Waits up to a second for a moment without
+/// a fork; `None` if there is none.
 ///
 /// A thread that holds that mutex copies a structure; it neither forks nor waits for the interpreter's global lock. So
 /// the mutex becomes free while another thread waits in the handler of its fork, with the global lock.
@@ -140,9 +141,9 @@ fn keep_forks_away() -> Option<ForkGuard> {
 /// Samples Python's small objects from now on, unless there is a reason not to, or another tool's hook is installed.
 /// Idempotent. It is called repeatedly while sampling is on: another tool, or a restart of the interpreter, may remove
 /// the hooks, and another tool may remove its own.
-pub(super) fn install() {
+pub(super) fn install_hooks() {
     // Without a guard, the next call tries again.
-    let changed = keep_forks_away().and_then(|_no_fork| lock(&STATE).install());
+    let changed = keep_forks_away().and_then(|_no_fork| lock(&STATE).install_hooks());
     // After the guard: the log may wait.
     // A program without Python needs no line about it.
     if let Some(reason) = changed.filter(|reason| reason != NO_INTERPRETER) {
@@ -150,12 +151,12 @@ pub(super) fn install() {
     }
 }
 
-/// Removes the hooks. With `keeps_frees`, those of functions that free stay, because samples may still be live. Nothing
-/// is sampled from now on, even if hooks stay.
-pub(super) fn uninstall(keeps_frees: bool) {
+/// Stops sampling Python's small objects, and removes the hooks. With `keeps_frees`, those of functions that free stay,
+/// because samples may still be live. Nothing is sampled from now on, even if hooks stay. Logs once if they do.
+pub(super) fn uninstall_hooks(keeps_frees: bool) {
     PythonAllocator::stop_recording();
     let is_removed = match keep_forks_away() {
-        Some(_no_fork) => lock(&STATE).remove(keeps_frees),
+        Some(_no_fork) => lock(&STATE).remove_hooks(keeps_frees),
         None => false,
     };
     let were_left = std::mem::replace(&mut lock(&STATE).are_hooks_left, !is_removed);
@@ -168,10 +169,10 @@ pub(super) fn uninstall(keeps_frees: bool) {
 }
 
 impl State {
-    /// Installs the hooks as [`try_install`](Self::try_install) does. Returns the reason why objects are not sampled if
-    /// it differs from that of the last call, so that it is logged once.
-    fn install(&mut self) -> Option<String> {
-        let reason = self.try_install().err();
+    /// Installs the hooks as [`try_install_hooks`](Self::try_install_hooks) does. Returns the reason why objects are
+    /// not sampled if it differs from that of the last call, so that it is logged once.
+    fn install_hooks(&mut self) -> Option<String> {
+        let reason = self.try_install_hooks().err();
         let is_new = self.off_because != reason;
         self.off_because.clone_from(&reason);
         reason.filter(|_| is_new)
@@ -180,7 +181,7 @@ impl State {
     /// Installs the hooks, or fails with the reason why objects are not sampled. Removes the hooks if objects are not
     /// wanted, or while a tally counts. Succeeds without hooks if the interpreter takes its objects from `malloc`,
     /// whose calls are sampled anyway.
-    fn try_install(&mut self) -> Result<(), String> {
+    fn try_install_hooks(&mut self) -> Result<(), String> {
         let Some(PythonObjects { allocator, .. }) = self.objects else {
             return self.unwanted_because.clone().map_or(Ok(()), Err);
         };
@@ -188,14 +189,14 @@ impl State {
         let is_tallied = memprof_sampler::tally().is_some();
         let tallied = || is_tallied.then(|| tally.to_owned());
         if let Some(reason) = self.unwanted_because.clone().or_else(tallied) {
-            self.remove(memprof_sampler::counts().live_samples > 0);
+            self.remove_hooks(memprof_sampler::counts().live_samples > 0);
             return Err(reason);
         }
         if self.leaf == 0 {
-            let leaf = enter_object_type(UNTYPED);
+            let leaf = intern_object_type(UNTYPED);
             self.leaf = leaf.ok_or("the table of names is full")? as u64;
         }
-        let reason = match allocator.wrap(self.leaf as usize) {
+        let reason = match allocator.install_hooks(self.leaf as usize) {
             Ok(()) => {
                 self.are_hooks_left = false;
                 sampled_allocator::mark_several_allocators();
@@ -216,15 +217,15 @@ impl State {
 
     /// Removes the hooks. With `keeps_frees`, those of functions that free stay. Returns false if all stay, because
     /// another tool has wrapped them. Does nothing and returns true if none was ever installed.
-    fn remove(&self, keeps_frees: bool) -> bool {
+    fn remove_hooks(&self, keeps_frees: bool) -> bool {
         let objects = self.objects.filter(|_| self.leaf != 0);
-        objects.is_none_or(|objects| objects.allocator.unwrap(keeps_frees))
+        objects.is_none_or(|objects| objects.allocator.remove_hooks(keeps_frees))
     }
 }
 
 /// Returns the reason why Python's objects of up to 512 bytes are not sampled. Memory of malloc may be sampled all the
 /// same, with Python's frames. `None` if there is none.
-pub(super) fn off_because() -> Option<String> {
+pub(super) fn objects_off_because() -> Option<String> {
     lock(&STATE).off_because.clone()
 }
 

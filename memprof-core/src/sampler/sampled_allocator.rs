@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::identity::AllocatorIdentity;
 
-/// Address of the sampled allocator ([`AllocatorIdentity::address`]). 0 until the first [`set`]: until then, only the
-/// allocator of `malloc` can be sampled.
+/// Address of the sampled allocator ([`AllocatorIdentity::address`]). 0 until the first [`set_sampled_allocator`]:
+/// until then, only the allocator of `malloc` can be sampled.
 static SAMPLED_ALLOCATOR: AtomicUsize = AtomicUsize::new(0);
 /// Set when a second allocator is sampled, and never cleared: a thread may still be about to store a sample of the
 /// first one.
@@ -13,7 +13,7 @@ static SAMPLED_SEVERAL: AtomicBool = AtomicBool::new(false);
 
 /// Whether all samples of memprof's sampler certainly belong to this allocator, because no other allocator was sampled
 /// since the program's start.
-pub(super) fn is_only_sampled(allocator: &AllocatorIdentity) -> bool {
+pub(super) fn is_only_sampled_allocator(allocator: &AllocatorIdentity) -> bool {
     let is_current = match SAMPLED_ALLOCATOR.load(Ordering::Acquire) {
         0 => allocator.owns_malloc,
         sampled => sampled == allocator.address,
@@ -22,20 +22,21 @@ pub(super) fn is_only_sampled(allocator: &AllocatorIdentity) -> bool {
 }
 
 /// Whether sampling is on, or samples are stored.
-fn has_samples() -> bool {
+fn may_have_samples() -> bool {
     memprof_sampler::interval() > 0 || memprof_sampler::counts().samples > 0
 }
 
-/// Returns whether GOT slots and entry patches may have sampled this allocator: [`set`] recorded it last, or none yet.
+/// Returns whether GOT slots and entry patches may have sampled this allocator: [`set_sampled_allocator`] recorded it
+/// last, or none yet.
 pub(super) fn may_have_sampled(allocator: &AllocatorIdentity) -> bool {
     [0, allocator.address].contains(&SAMPLED_ALLOCATOR.load(Ordering::Acquire))
 }
 
-/// Whether the samples, if any, belong to an allocator other than this one. Before the first [`set`], they belong to
-/// the allocator of `malloc`.
-pub(super) fn is_another(allocator: &AllocatorIdentity) -> bool {
+/// Whether the samples, if any, belong to an allocator other than this one. Before the first [`set_sampled_allocator`],
+/// they belong to the allocator of `malloc`.
+pub(super) fn may_have_sampled_another(allocator: &AllocatorIdentity) -> bool {
     match SAMPLED_ALLOCATOR.load(Ordering::Acquire) {
-        0 => has_samples() && !allocator.owns_malloc,
+        0 => may_have_samples() && !allocator.owns_malloc,
         sampled => sampled != allocator.address,
     }
 }
@@ -46,6 +47,6 @@ pub(super) fn mark_several_allocators() {
 }
 
 /// Records which allocator is sampled from now on. Earlier samples may belong to another one.
-pub(super) fn set(allocator: &AllocatorIdentity) {
+pub(super) fn set_sampled_allocator(allocator: &AllocatorIdentity) {
     SAMPLED_ALLOCATOR.store(allocator.address, Ordering::Release);
 }

@@ -12,11 +12,11 @@ use super::allocated_bytes::{AllocatedBytes, allocated_bytes, exact_allocated_by
 use super::early_ends::list_early_ends;
 use super::fork::register_fork_handler;
 use super::interception::Interception;
-use super::interception_error::sampler_error;
+use super::interception_error::convert_sampler_error;
 use super::pinned::PinnedProfile;
 use super::profile;
 use super::python_objects;
-use super::sampled_allocator::is_only_sampled;
+use super::sampled_allocator::is_only_sampled_allocator;
 use super::slabs::supports_slab_queries;
 use super::unseen_calls::{SampledBytes, UnseenBytes};
 use crate::allocators::allocator::Allocator;
@@ -39,7 +39,7 @@ impl SelectedSampler<'_> {
     pub(crate) fn status(self) -> SamplerStatus {
         let counts = memprof_sampler::counts();
         SamplerStatus {
-            interception: self.sampler.kind().into(),
+            interception: self.sampler.interception_kind().into(),
             slots: self.sampler.slots,
             samples: counts.samples,
             live_samples: counts.live_samples,
@@ -51,9 +51,9 @@ impl SelectedSampler<'_> {
 
     /// Intercepts libraries loaded since the last call, and Python's small objects. A failure is only logged. Returns
     /// false while sampling is off.
-    pub(crate) fn maintain(mut self) -> bool {
+    pub(crate) fn maintain_interception(mut self) -> bool {
         let is_active = self.is_active();
-        if is_active && let Err(error) = self.sampler.refresh() {
+        if is_active && let Err(error) = self.sampler.intercept_new_libraries() {
             log::warn!("libraries that were loaded since are not sampled: {error}");
         }
         if is_active {
@@ -64,7 +64,7 @@ impl SelectedSampler<'_> {
 
     /// Whether sampling is so expensive that an activation needs a time limit: through jemalloc's hooks, it is.
     pub(crate) fn needs_time_limit(&self) -> bool {
-        self.sampler.is_hooked()
+        self.sampler.uses_jemalloc_hooks()
     }
 
     /// Whether memprof's sampler is on.
@@ -83,7 +83,7 @@ impl SelectedSampler<'_> {
     /// # Errors
     /// `Io`: no memory for the tables. `Busy`: samples must be dropped, but a thread stays inside the sampler.
     /// `Unavailable`: the calls cannot be patched. `Allocator`: jemalloc refused the hooks.
-    pub(crate) fn activate(
+    pub(crate) fn start_sampling(
         mut self,
         interval: Option<SampleInterval>,
         allocator: &Allocator,
@@ -114,7 +114,7 @@ impl SelectedSampler<'_> {
             self.sampler.allocated_at_start = exact_allocated_bytes(allocator);
         }
         register_fork_handler();
-        memprof_sampler::start(interval).map_err(sampler_error)?;
+        memprof_sampler::start(interval).map_err(convert_sampler_error)?;
         self.interval.store(interval, Ordering::Relaxed);
         if let Err(error) = self.sampler.install() {
             memprof_sampler::stop();
@@ -140,7 +140,7 @@ impl SelectedSampler<'_> {
     /// Samples Python's small objects, too. Not with jemalloc's hooks, whose samples do not outlive an activation.
     fn install_python_hooks(&self) {
         if !self.needs_time_limit() {
-            python_objects::install();
+            python_objects::install_hooks();
         }
     }
 
@@ -193,17 +193,17 @@ impl SelectedSampler<'_> {
     ///
     /// # Errors
     /// `Unavailable`: the loader cannot be locked. `Allocator`: jemalloc refused to remove the hooks.
-    pub(crate) fn stop(mut self) -> Result<()> {
-        self.sampler.stop()
+    pub(crate) fn stop_sampling(mut self) -> Result<()> {
+        self.sampler.stop_sampling()
     }
 
     /// Drops all samples, and sets the interval if given. If sampling is on, it starts anew; if not, the interception
     /// is removed.
     ///
     /// # Errors
-    /// `Busy`: a thread stays inside the sampler. Otherwise as for [`stop`](Self::stop), or `Io` as for
-    /// [`activate`](Self::activate).
-    pub(crate) fn reset(mut self, interval: Option<SampleInterval>) -> Result<()> {
+    /// `Busy`: a thread stays inside the sampler. Otherwise as for [`stop_sampling`](Self::stop_sampling), or `Io` as
+    /// for [`start_sampling`](Self::start_sampling).
+    pub(crate) fn reset_samples(mut self, interval: Option<SampleInterval>) -> Result<()> {
         let was_active = self.is_active();
         self.sampler.drop_samples()?;
         self.sampler.since = was_active.then(SystemTime::now);
@@ -211,7 +211,7 @@ impl SelectedSampler<'_> {
             self.interval.store(interval.bytes(), Ordering::Relaxed);
         }
         if was_active {
-            return memprof_sampler::start(self.interval()).map_err(sampler_error);
+            return memprof_sampler::start(self.interval()).map_err(convert_sampler_error);
         }
         self.sampler.uninstall()
     }
@@ -227,14 +227,14 @@ impl SelectedSampler<'_> {
     ) -> Result<ProfileSummary> {
         let before = allocated_bytes(allocator);
         let written = scratch
-            .rewind()
-            .and_then(|file| profile::write_samples(self.interval(), file));
+            .rewound_file()
+            .and_then(|file| profile::write_heap_profile(self.interval(), file));
         let (summary, sampled) = written.map_err(|error| Error::io("write the dump", &error))?;
         let unseen = before.map_or(UnseenBytes::default(), |before| {
             self.compare_with_total(allocator, before, sampled)
         });
         Ok(ProfileSummary {
-            own_sampler: self.summary(unseen),
+            own_sampler: self.sampler_summary(unseen),
             ..summary
         })
     }
@@ -253,7 +253,7 @@ impl SelectedSampler<'_> {
     ) -> UnseenBytes {
         // With a tally, the profile shows an earlier moment. If several allocators are sampled, no total covers them
         // all.
-        if memprof_sampler::tally().is_some() || self.sampler.samples_several() {
+        if memprof_sampler::tally().is_some() || self.sampler.samples_several_allocators() {
             return UnseenBytes::default();
         }
         let at_start = match before.is_exact {
@@ -273,7 +273,7 @@ impl SelectedSampler<'_> {
             }
             thread::sleep(COMPARISON_INTERVAL);
             let before = allocated_bytes(allocator).unwrap_or(before);
-            let again = compare(before, profile::sum_samples(self.interval()));
+            let again = compare(before, profile::sum_sampled_bytes(self.interval()));
             unseen.freed = unseen.freed.min(again.freed);
         }
         unseen
@@ -284,25 +284,28 @@ impl SelectedSampler<'_> {
     /// # Errors
     /// `Unsupported`: the allocator does not report it. `Unavailable`: the samples may belong to another allocator, or
     /// to freed memory.
-    pub(crate) fn require_slabs<'a>(&self, allocator: &'a Allocator) -> Result<&'a Jemalloc> {
+    pub(crate) fn require_slab_occupancy<'a>(
+        &self,
+        allocator: &'a Allocator,
+    ) -> Result<&'a Jemalloc> {
         let identity = allocator.identity();
         let Some(jemalloc) = allocator
-            .jemalloc()
+            .as_jemalloc()
             .filter(|each| supports_slab_queries(each))
         else {
             return Err(no_pinned_profile_error(identity));
         };
         let unavailable = |message: String| Error::new(ErrorKind::Unavailable, message);
-        if !is_only_sampled(identity) {
+        if !is_only_sampled_allocator(identity) {
             let message = format!(
                 "this process also sampled another allocator than {identity}, so samples cannot be assigned to it"
             );
-            return Err(unavailable(message).remedy("restart the program"));
+            return Err(unavailable(message).with_remedy("restart the program"));
         }
-        if self.sampler.is_hooked() && !self.is_active() {
+        if self.sampler.uses_jemalloc_hooks() && !self.is_active() {
             let message = format!("frees of {identity} since `deactivate` are not known");
             let remedy = "`activate sampler=memprof`, and ask again while it is active";
-            return Err(unavailable(message).remedy(remedy));
+            return Err(unavailable(message).with_remedy(remedy));
         }
         Ok(jemalloc)
     }
@@ -311,39 +314,39 @@ impl SelectedSampler<'_> {
     /// in slabs these objects keep from being released.
     ///
     /// # Errors
-    /// As for [`Self::require_slabs`]. Otherwise: there are no samples, or jemalloc or the kernel refused.
-    pub(crate) fn write_pinned(
+    /// As for [`Self::require_slab_occupancy`]. Otherwise: there are no samples, or jemalloc or the kernel refused.
+    pub(crate) fn write_pinned_profile(
         &self,
         allocator: &Allocator,
         scratch: &Scratch,
     ) -> Result<ProfileSummary> {
-        let jemalloc = self.require_slabs(allocator)?;
+        let jemalloc = self.require_slab_occupancy(allocator)?;
         if memprof_sampler::counts().live_samples == 0 {
             let message = "memprof's sampler has no sample of live memory";
             let remedy = "`activate sampler=memprof sample_interval=64KiB`, then let the program allocate, then try again";
-            return Err(Error::new(ErrorKind::Unavailable, message).remedy(remedy));
+            return Err(Error::new(ErrorKind::Unavailable, message).with_remedy(remedy));
         }
-        // SAFETY: `require_slabs` checked that all samples belong to this jemalloc. `DumpSlot::acquire` keeps samples
-        // from being cleared during a dump.
+        // SAFETY: `require_slab_occupancy` checked that all samples belong to this jemalloc. `DumpSlot::acquire` keeps
+        // samples from being cleared during a dump.
         #[expect(unsafe_code, reason = "the sampler's tables")]
-        let pinned = unsafe { PinnedProfile::measure(jemalloc, self.interval()) };
+        let pinned = unsafe { PinnedProfile::estimate_from_samples(jemalloc, self.interval()) };
         let pinned = pinned.map_err(|errno| match errno {
             Errno::NOMEM => Error::io("weigh the samples", &errno.into()),
-            errno => Error::mallctl("experimental.utilization.batch_query", errno),
+            errno => Error::refused_mallctl("experimental.utilization.batch_query", errno),
         })?;
         let written = scratch
-            .rewind()
-            .and_then(|file| profile::write_pinned(&pinned, file));
+            .rewound_file()
+            .and_then(|file| profile::write_pinned_profile(&pinned, file));
         let summary = written.map_err(|error| Error::io("write the dump", &error))?;
         Ok(ProfileSummary {
-            own_sampler: self.summary(UnseenBytes::default()),
+            own_sampler: self.sampler_summary(UnseenBytes::default()),
             ..summary
         })
     }
 
     /// Counts for the dump's comments, with `unseen`, the bytes of calls that no hook saw. `None` if nothing was
     /// sampled.
-    fn summary(&self, unseen: UnseenBytes) -> Option<SamplerSummary> {
+    fn sampler_summary(&self, unseen: UnseenBytes) -> Option<SamplerSummary> {
         let counts = memprof_sampler::counts();
         self.sampler.since.map(|since| SamplerSummary {
             samples: counts.samples,

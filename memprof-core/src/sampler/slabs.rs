@@ -25,7 +25,7 @@ pub(super) struct Slab {
 
 impl Slab {
     /// Whether this can be a slab of size class `bin` that contains an object of `size` bytes.
-    fn is_in_bin(&self, bin: &Bin, size: u64) -> bool {
+    fn can_be_in_bin(&self, bin: &Bin, size: u64) -> bool {
         let regions = bin.slab_size.checked_div(bin.size);
         let has_same_layout =
             (regions, bin.slab_size) == (Some(self.regions as u64), self.bytes as u64);
@@ -35,7 +35,7 @@ impl Slab {
     /// Index of the size class, for an object of `size` bytes in this slab. `None` if it is not a slab, or if the
     /// object was freed and its memory is used for another class.
     pub(super) fn find_bin(&self, bins: &[Bin], size: u64) -> Option<usize> {
-        bins.iter().position(|bin| self.is_in_bin(bin, size))
+        bins.iter().position(|bin| self.can_be_in_bin(bin, size))
     }
 
     /// Free bytes of the slab divided by the number of its allocated objects; 0 if it has no objects.
@@ -51,7 +51,7 @@ impl Slab {
 }
 
 /// Bytes in the slabs of a size class that no object uses.
-pub(super) fn free_bytes(bin: &Bin) -> u64 {
+pub(super) fn bin_free_bytes(bin: &Bin) -> u64 {
     let allocated = bin.regions.saturating_mul(bin.size);
     bin.slab_bytes().saturating_sub(allocated)
 }
@@ -85,7 +85,11 @@ pub(super) unsafe fn query_slabs(
 ) -> Result<(), Errno> {
     // SAFETY: inspect.c: jemalloc looks the address up in its own tree, in which every address it ever allocated has a
     // leaf, and writes three words per address. The caller guarantees that this jemalloc allocated each object.
-    unsafe { jemalloc.mallctl.query_each(BATCH_QUERY, objects, slabs) }
+    unsafe {
+        jemalloc
+            .mallctl
+            .query_addresses(BATCH_QUERY, objects, slabs)
+    }
 }
 
 #[cfg(test)]
@@ -101,7 +105,7 @@ mod tests {
             slab_size,
         };
         let bins = [bin(32, 4096), bin(48, 12288), bin(96, 12288)];
-        assert_eq!(free_bytes(&bins[1]), 3 * 12288 - 250 * 48);
+        assert_eq!(bin_free_bytes(&bins[1]), 3 * 12288 - 250 * 48);
         let check = |size, slab: [usize; 3], expected| {
             let [free, regions, bytes] = slab;
             let slab = Slab {

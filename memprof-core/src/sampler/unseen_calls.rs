@@ -38,7 +38,7 @@ impl SampledBytes {
     /// class. `interval` is the sample interval in bytes. Does nothing if one of the three is 0.
     ///
     /// The variance is the same as for memprof-report's errors (Horvitz and Thompson).
-    pub(super) fn add(&mut self, objects: u64, bytes: u64, interval: u64) {
+    pub(super) fn add_objects(&mut self, objects: u64, bytes: u64, interval: u64) {
         if objects == 0 || bytes == 0 || interval == 0 {
             return;
         }
@@ -93,7 +93,7 @@ mod tests {
     fn check(mib: u64, allocated: u64, at_start: Option<u64>, expected: UnseenBytes) {
         let mut sampled = SampledBytes::default();
         let objects = mib * MIB / (64 << 10);
-        sampled.add(objects, objects * 1024, 64 << 10);
+        sampled.add_objects(objects, objects * 1024, 64 << 10);
         let allocated = allocated * MIB;
         let found =
             sampled.compare_with_total(allocated..=allocated, at_start.map(|mib| mib * MIB));
@@ -135,7 +135,7 @@ mod tests {
     fn small_blocks_with_large_headers_are_not_missing() {
         let mut sampled = SampledBytes::default();
         // 8 bytes requested are 32 bytes of glibc's.
-        sampled.add(16 * 64, 16 * 64 * 8, 16 << 10);
+        sampled.add_objects(16 * 64, 16 * 64 * 8, 16 << 10);
         let allocated = 64 * MIB;
         assert_eq!(
             sampled.compare_with_total(allocated..=allocated, Some(0)),
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn peak_between_two_readings_is_no_unseen_free() {
         let mut sampled = SampledBytes::default();
-        sampled.add(1600, 1600 << 10, 64 << 10);
+        sampled.add_objects(1600, 1600 << 10, 64 << 10);
         let found = sampled.compare_with_total(10 * MIB..=110 * MIB, Some(0));
         assert_eq!(found, UnseenBytes::default());
     }

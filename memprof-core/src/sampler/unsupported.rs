@@ -32,7 +32,7 @@ pub fn sample_from_start(_: Option<SampleInterval>, _: StartScope) -> Result<()>
 pub(crate) fn stop_sampling_in_children() {}
 
 /// Returns no names, because no allocator has patched functions.
-pub(crate) fn patched_allocators_beside(_: &[usize]) -> Vec<&'static str> {
+pub(crate) fn patched_allocators_beside_malloc(_: &[usize]) -> Vec<&'static str> {
     Vec::new()
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn patched_allocators_beside(_: &[usize]) -> Vec<&'static str> {
 pub(crate) fn exclude_this_thread() {}
 
 /// Does nothing, because no jemalloc has memprof's hooks.
-pub(crate) fn leave_hooked_jemalloc() {}
+pub(crate) fn touch_hooked_jemalloc() {}
 
 /// Has no value.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl OwnSampler {
         false
     }
 
-    pub(crate) fn error(&self) -> Option<&Error> {
+    pub(crate) fn unusable_error(&self) -> Option<&Error> {
         match *self {}
     }
 
@@ -73,11 +73,11 @@ impl OwnSampler {
         match *self {}
     }
 
-    pub(crate) fn clear_and_uninstall(&self) -> Result<()> {
+    pub(crate) fn drop_samples_and_uninstall(&self) -> Result<()> {
         match *self {}
     }
 
-    pub(crate) fn select(&self, _: SamplerSelection, _: &Allocator) -> Result<()> {
+    pub(crate) fn select_sampler(&self, _: SamplerSelection, _: &Allocator) -> Result<()> {
         match *self {}
     }
 }
@@ -94,7 +94,7 @@ impl SelectedSampler<'_> {
         match self.0 {}
     }
 
-    pub(crate) fn maintain(self) -> bool {
+    pub(crate) fn maintain_interception(self) -> bool {
         match self.0 {}
     }
 
@@ -106,23 +106,31 @@ impl SelectedSampler<'_> {
         match self.0 {}
     }
 
-    pub(crate) fn activate(self, _: Option<SampleInterval>, _: &Allocator) -> Result<Vec<String>> {
+    pub(crate) fn start_sampling(
+        self,
+        _: Option<SampleInterval>,
+        _: &Allocator,
+    ) -> Result<Vec<String>> {
         match self.0 {}
     }
 
-    pub(crate) fn stop(self) -> Result<()> {
+    pub(crate) fn stop_sampling(self) -> Result<()> {
         match self.0 {}
     }
 
-    pub(crate) fn reset(self, _: Option<SampleInterval>) -> Result<()> {
+    pub(crate) fn reset_samples(self, _: Option<SampleInterval>) -> Result<()> {
         match self.0 {}
     }
 
-    pub(crate) fn require_slabs<'a>(&self, _: &'a Allocator) -> Result<&'a Jemalloc> {
+    pub(crate) fn require_slab_occupancy<'a>(&self, _: &'a Allocator) -> Result<&'a Jemalloc> {
         match self.0 {}
     }
 
-    pub(crate) fn write_pinned(&self, _: &Allocator, _: &Scratch) -> Result<ProfileSummary> {
+    pub(crate) fn write_pinned_profile(
+        &self,
+        _: &Allocator,
+        _: &Scratch,
+    ) -> Result<ProfileSummary> {
         match self.0 {}
     }
 

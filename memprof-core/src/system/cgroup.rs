@@ -5,8 +5,8 @@ use memprof_messages::Cgroup;
 /// File names in one version of the cgroup hierarchy, below /sys/fs/cgroup.
 #[derive(Clone, Copy, Debug)]
 struct CgroupHierarchy {
-    /// Text before the cgroup's path, in the hierarchy's line of /proc/PID/cgroup.
-    membership_prefix: &'static str,
+    /// Controller in the hierarchy's line of /proc/PID/cgroup. Empty for version 2, whose line names none.
+    controller: &'static str,
     root: &'static str,
     usage: &'static str,
     limit: &'static str,
@@ -17,7 +17,7 @@ struct CgroupHierarchy {
 }
 
 const VERSION_2: CgroupHierarchy = CgroupHierarchy {
-    membership_prefix: "0::",
+    controller: "",
     root: "",
     usage: "memory.current",
     limit: "memory.max",
@@ -25,7 +25,7 @@ const VERSION_2: CgroupHierarchy = CgroupHierarchy {
     cache_prefixes: ["file ", "shmem "],
 };
 const VERSION_1: CgroupHierarchy = CgroupHierarchy {
-    membership_prefix: ":memory:",
+    controller: "memory",
     root: "/memory",
     usage: "memory.usage_in_bytes",
     limit: "memory.limit_in_bytes",
@@ -36,44 +36,47 @@ const VERSION_1: CgroupHierarchy = CgroupHierarchy {
 /// Version 1 represents "no limit" by a number near `i64::MAX` (memory.c, `PAGE_COUNTER_MAX`).
 const NO_LIMIT: u64 = 1 << 62;
 
-/// Usage and limit of the calling process's memory cgroup. `None` if it is in none, or if the files cannot be read.
+/// Usage, limit, page cache and shared memory of the calling process's memory cgroup. `None` if it is in no such
+/// cgroup, or if the files cannot be read.
 pub(crate) fn read_current_cgroup() -> Option<Cgroup> {
     find_cgroup(&read_membership()?, read_cgroup_file)
 }
 
-/// Usage and limit of the memory cgroup in `membership`, the text of /proc/PID/cgroup. `read` reads a file below
-/// /sys/fs/cgroup. `None` if no hierarchy reports the cgroup's memory.
+/// Usage, limit, page cache and shared memory of the memory cgroup in `membership`, the text of /proc/PID/cgroup.
+/// `read` reads a file below /sys/fs/cgroup. `None` if no hierarchy reports the cgroup's memory.
 fn find_cgroup(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<Cgroup> {
     let (hierarchy, path) = find_hierarchy(membership, &read)?;
     hierarchy.read_cgroup(path, &read)
 }
 
 /// Path and remaining bytes of the cgroup with the least memory left: the calling process's cgroup or one of its
-/// ancestors. `None` if none of them has a limit.
-pub(crate) fn current_headroom() -> Option<(String, u64)> {
+/// ancestors. `None` if none of them has a limit, or if no hierarchy reports the cgroup's memory.
+pub(crate) fn least_cgroup_headroom() -> Option<(String, u64)> {
     find_headroom(&read_membership()?, read_cgroup_file)
 }
 
 /// Path and remaining bytes of the cgroup with the least memory left: the one in `membership`, the text of
 /// /proc/PID/cgroup, or one of its ancestors. `read` reads a file below /sys/fs/cgroup. The usage includes the page
 /// cache. Its inactive part counts as free, because the kernel reclaims it before it kills a process. `None` if no
-/// level has a limit.
+/// level has a limit, or if no hierarchy reports the cgroup's memory.
 fn find_headroom(membership: &str, read: impl Fn(&str) -> Option<String>) -> Option<(String, u64)> {
     let (hierarchy, path) = find_hierarchy(membership, &read)?;
+    // The ancestors of `/a/b` are the root, which is the empty path here, and `/a`.
     let above = path.match_indices('/').map(|(end, _)| &path[..end]);
     let levels = above.chain([path]).filter_map(|path| {
         let level = hierarchy.read_cgroup(path, &read)?;
         let limit = level.limit_bytes?;
         let used = level
             .usage_bytes
-            .saturating_sub(hierarchy.read_reclaimable(path, &read));
+            .saturating_sub(hierarchy.read_reclaimable_bytes(path, &read));
         let path = if path.is_empty() { "/" } else { path };
         Some((path.to_owned(), limit.saturating_sub(used)))
     });
     levels.min_by_key(|(_, bytes)| *bytes)
 }
 
-/// Text of the calling thread's /proc file that lists its cgroups. `None` if it cannot be read.
+/// Text of the calling thread's /proc file that lists its cgroups. `None` if it cannot be read. Not /proc/self, which
+/// stands for the main thread: that thread may have exited.
 fn read_membership() -> Option<String> {
     std::fs::read_to_string("/proc/thread-self/cgroup").ok()
 }
@@ -83,15 +86,15 @@ fn read_cgroup_file(file: &str) -> Option<String> {
     std::fs::read_to_string(format!("/sys/fs/cgroup{file}")).ok()
 }
 
-/// Finds the hierarchy that reports the memory of the cgroup in `membership`, and the cgroup's path in it. `None` if no
-/// hierarchy does.
+/// Finds the hierarchy that reports the memory of the cgroup in `membership`, the text of /proc/PID/cgroup. Returns it
+/// with the cgroup's path in it. Tries version 2 first. `None` if no hierarchy has a readable usage for the cgroup.
 fn find_hierarchy<'a>(
     membership: &'a str,
     read: &impl Fn(&str) -> Option<String>,
 ) -> Option<(CgroupHierarchy, &'a str)> {
     let path = |hierarchy: CgroupHierarchy| {
         let mut lines = membership.lines();
-        let path = lines.find_map(|line| Some(line.split_once(hierarchy.membership_prefix)?.1));
+        let path = lines.find_map(|line| hierarchy.parse_path(line));
         path.map(|path| path.trim_end_matches('/'))
     };
     let has_usage =
@@ -107,6 +110,17 @@ fn find_hierarchy<'a>(
 }
 
 impl CgroupHierarchy {
+    /// Path of the cgroup in `line`, which is `ID:CONTROLLERS:PATH` (cgroups(7)). `None` if the line is that of another
+    /// hierarchy. A hierarchy of version 1 may have several controllers, as in `cpu,memory`.
+    fn parse_path(self, line: &str) -> Option<&str> {
+        let (_, line) = line.split_once(':')?;
+        let (controllers, path) = line.split_once(':')?;
+        let mut controllers = controllers.split(',');
+        controllers
+            .any(|each| each == self.controller)
+            .then_some(path)
+    }
+
     /// Reads a file of the cgroup at `path` in this hierarchy. `None` if it cannot be read.
     fn read_file(
         self,
@@ -122,14 +136,14 @@ impl CgroupHierarchy {
         self.read_file(path, self.usage, read)?.trim().parse().ok()
     }
 
-    /// Usage and limit of the cgroup at `path`. `None` if the usage cannot be read. If the limit cannot be read, there
-    /// is none.
+    /// Usage, limit, page cache and shared memory of the cgroup at `path`. `None` if the usage cannot be read. A limit
+    /// that cannot be read counts as none. The page cache excludes shared memory.
     fn read_cgroup(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> Option<Cgroup> {
         let limit = self.read_file(path, self.limit, read);
         let limit = limit.and_then(|limit| limit.trim().parse().ok());
         let [cache, shared] = self
             .cache_prefixes
-            .map(|prefix| self.read_stat(path, prefix, read));
+            .map(|prefix| self.read_memory_stat(path, prefix, read));
         Some(Cgroup {
             usage_bytes: self.read_usage(path, read)?,
             limit_bytes: limit.filter(|limit| *limit < NO_LIMIT),
@@ -140,8 +154,9 @@ impl CgroupHierarchy {
         })
     }
 
-    /// Number in the line of memory.stat that starts with `prefix`. `None` if there is no such line.
-    fn read_stat(
+    /// Number in the line of memory.stat that starts with `prefix`. `None` if there is no such line or number, or if
+    /// the file cannot be read.
+    fn read_memory_stat(
         self,
         path: &str,
         prefix: &str,
@@ -153,8 +168,8 @@ impl CgroupHierarchy {
     }
 
     /// Bytes of the inactive page cache, which the kernel can reclaim; 0 if unknown.
-    fn read_reclaimable(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> u64 {
-        self.read_stat(path, self.inactive_prefix, read)
+    fn read_reclaimable_bytes(self, path: &str, read: &impl Fn(&str) -> Option<String>) -> u64 {
+        self.read_memory_stat(path, self.inactive_prefix, read)
             .unwrap_or(0)
     }
 }
@@ -189,6 +204,9 @@ mod tests {
         check("4:memory:/db\n0::/elsewhere\n", Some((100, Some(200))));
         check("4:memory:/docker/1f\n", Some((7, None)));
         check("4:cpu:/web\n", None);
+        check("5:cpu,memory:/db\n", Some((100, Some(200))));
+        check("5:cpu:/a:memory:/db\n4:memory:/\n", Some((7, None)));
+        check("1:name=systemd:/10::/web\n0::/\n", Some((4096, None)));
     }
 
     #[test]

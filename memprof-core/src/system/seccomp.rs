@@ -86,22 +86,23 @@ struct ProbedFilters {
 static LAST_PROBE: AtomicPtr<ProbedFilters> = AtomicPtr::new(ptr::null_mut());
 
 /// Most recent probe, which links to the earlier ones. `None` before the first probe.
-fn cached_probe() -> Option<&'static ProbedFilters> {
-    // SAFETY: `require_allowed_calls` stores only leaked boxes, so a pointer other than null stays valid.
+fn last_probe() -> Option<&'static ProbedFilters> {
+    // SAFETY: `require_seccomp_allows_calls` stores only leaked boxes, so a pointer other than null stays valid.
     unsafe { LAST_PROBE.load(Ordering::Acquire).as_ref() }
 }
 
-/// Fails if a seccomp filter of the calling thread would kill the process at a system call that the profiler makes.
-/// Forks a child once for each number of filters. Later calls use the stored result.
+/// Fails if a seccomp filter of the calling thread would kill or hold the process at a system call that the profiler
+/// makes. Forks a child once for each number of filters. Later calls use the stored result. Succeeds without a filter,
+/// and if the number of filters cannot be read.
 ///
 /// # Errors
-/// `Io`: the filter would kill the process at a system call, which the message names; or the test failed.
-pub fn require_allowed_calls() -> Result<()> {
+/// `Io`: the filter would kill or hold the process at a system call, which the message names; or the test failed.
+pub fn require_seccomp_allows_calls() -> Result<()> {
     let Some(filters) = filter_count() else {
         return Ok(());
     };
     let process = process::id();
-    let mut all = iter::successors(cached_probe(), |known| known.previous);
+    let mut all = iter::successors(last_probe(), |known| known.previous);
     if let Some(known) = all.find(|known| (known.process, known.filters) == (process, filters)) {
         return known.outcome.clone();
     }
@@ -113,18 +114,18 @@ pub fn require_allowed_calls() -> Result<()> {
         process,
         filters,
         outcome: outcome.clone(),
-        previous: cached_probe(),
+        previous: last_probe(),
     }));
     LAST_PROBE.store(found, Ordering::Release);
     outcome
 }
 
-/// `Io` error that names the system call at which the filter would kill the process.
+/// `Io` error that names the system call at which the filter would kill or hold the process.
 fn blocked_call_error(call: &str) -> Error {
     let message = format!(
         "the seccomp filter of this process would end or hold it at {call}, which memprof needs"
     );
-    Error::new(ErrorKind::Io, message).remedy(format!(
+    Error::new(ErrorKind::Io, message).with_remedy(format!(
         "allow {call} in the filter, or let it answer with an error (systemd: \
          SystemCallErrorNumber=EPERM)"
     ))
@@ -132,21 +133,21 @@ fn blocked_call_error(call: &str) -> Error {
 
 /// Number of the calling thread's seccomp filters. `None` if there are none, or if /proc is missing.
 pub(crate) fn filter_count() -> Option<u64> {
-    count_filters(read_status(["Seccomp", "Seccomp_filters"])?)
+    count_filters(read_status_fields(["Seccomp", "Seccomp_filters"])?)
 }
 
-/// Reads fields of the calling thread's status, which are decimal numbers; `None` for a field that is missing. `None` if
-/// /proc is missing. Makes no system calls but openat(2), read(2) and close(2), because the filter may kill the process
-/// at others, such as those of `std::fs::read`.
-fn read_status<const N: usize>(names: [&str; N]) -> Option<[Option<u64>; N]> {
+/// Reads fields of the calling thread's status, which are decimal numbers; `None` for a field that is missing. `None`
+/// if /proc is missing. Makes no system calls but openat(2), read(2) and close(2), because the filter may kill the
+/// process at others, such as those of `std::fs::read`.
+fn read_status_fields<const N: usize>(names: [&str; N]) -> Option<[Option<u64>; N]> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = rustix::fs::open("/proc/thread-self/status", flags, Mode::empty()).ok()?;
-    parse_status(names, |piece| rustix::io::read(&file, piece).ok())
+    parse_status_fields(names, |piece| rustix::io::read(&file, piece).ok())
 }
 
-/// Parses fields of /proc/PID/status, whose text `read` returns in pieces, as [`for_each_status_line`] takes it. `None`
-/// if a read fails.
-fn parse_status<const N: usize>(
+/// Parses fields of /proc/PID/status, which are decimal numbers; `None` for a field that is missing. `read` returns the
+/// text in pieces, as [`for_each_status_line`] takes it. `None` if a read fails.
+fn parse_status_fields<const N: usize>(
     names: [&str; N],
     read: impl FnMut(&mut [u8]) -> Option<usize>,
 ) -> Option<[Option<u64>; N]> {
@@ -162,17 +163,17 @@ fn parse_status<const N: usize>(
     Some(numbers)
 }
 
-/// Number of filters, from the fields `Seccomp` and `Seccomp_filters`. `None` if no filter is installed. 1 if the kernel
-/// reports filters, but not their number.
+/// Number of filters, from the fields `Seccomp` and `Seccomp_filters`. `None` if no filter is installed. 1 if the
+/// kernel reports filters, but not their number.
 fn count_filters([mode, filters]: [Option<u64>; 2]) -> Option<u64> {
     const FILTERED: u64 = 2;
     // The kernel reports the number since Linux 5.9.
     (mode? == FILTERED).then(|| filters.unwrap_or(1))
 }
 
-/// Number above all descriptors of the calling thread: the slots in its table of descriptors.
+/// Number above all descriptors of the calling thread: the slots in its table of descriptors. 0 if it cannot be read.
 fn descriptor_end() -> c_long {
-    let slots = read_status(["FDSize"]).and_then(|[slots]| slots);
+    let slots = read_status_fields(["FDSize"]).and_then(|[slots]| slots);
     slots.unwrap_or(0) as c_long
 }
 
@@ -186,9 +187,9 @@ fn probe_in_child(timeouts: &[Timespec]) -> io::Result<Option<&'static str>> {
     let descriptors = descriptor_end();
     let child = ForkedChild::fork(|| {
         close_descriptors(descriptors);
-        make_calls(shared.progress());
+        make_probe_calls(shared.progress());
     })?;
-    let mut has_ended = child.has_exited(timeouts)?;
+    let mut has_ended = child.wait_for_exit(timeouts)?;
     let started = shared.progress().load(Ordering::Acquire);
     // The filter leaves a call to a supervisor that does not answer (`SECCOMP_RET_USER_NOTIF`).
     let is_held = !has_ended && (1..=CALLS.len()).contains(&started);
@@ -210,8 +211,9 @@ fn probe_in_child(timeouts: &[Timespec]) -> io::Result<Option<&'static str>> {
     }
 }
 
-/// Kills the process `held`: it would keep a copy of the program's memory. Another child does so, because the filter may
-/// end the caller of kill(2), or hold it. Returns whether the held process has ended.
+/// Kills the process `held`, which would keep a copy of the program's memory. Another child does so, because the filter
+/// may end the caller of kill(2), or hold it. That child is reaped only if the filter allows wait4(2), as `may_wait`
+/// says. Returns whether the held process has ended.
 fn kill_by_child(
     held: &ForkedChild,
     descriptors: c_long,
@@ -226,11 +228,12 @@ fn kill_by_child(
     let Ok(killer) = ForkedChild::fork(kill) else {
         return false;
     };
-    if killer.has_exited(timeouts).is_ok_and(|ended| ended) && may_wait {
+    if killer.wait_for_exit(timeouts).is_ok_and(|ended| ended) && may_wait {
         killer.reap();
     }
     let last = timeouts.len().saturating_sub(1);
-    held.has_exited(&timeouts[last..]).is_ok_and(|ended| ended)
+    held.wait_for_exit(&timeouts[last..])
+        .is_ok_and(|ended| ended)
 }
 
 /// A page that the forked child shares with its parent.
@@ -266,8 +269,9 @@ impl Drop for ProbePage {
     }
 }
 
-/// Makes all [`CALLS`] in the child, and counts them in `progress`.
-fn make_calls(progress: &AtomicUsize) {
+/// Makes all [`CALLS`] in the child. Stores the number of calls begun in `progress`, and one more after the last. After
+/// the first two calls, disables core dumps and the program's handler of SIGSYS.
+fn make_probe_calls(progress: &AtomicUsize) {
     const NOTHING: [u64; 4] = [0; 4];
     for (index, (_, number, [a, b, c, d, e])) in CALLS.iter().enumerate() {
         progress.store(index + 1, Ordering::Release);
@@ -307,7 +311,7 @@ mod tests {
         let check = |status: &str, expected| {
             let mut remaining = status.as_bytes();
             let names = ["Seccomp", "Seccomp_filters"];
-            let fields = parse_status(names, |piece| remaining.read(piece).ok());
+            let fields = parse_status_fields(names, |piece| remaining.read(piece).ok());
             assert_eq!(count_filters(fields.unwrap()), expected, "{status}");
         };
         check("Name:\tweb\nSeccomp:\t0\nSeccomp_filters:\t0\n", None);
@@ -325,8 +329,8 @@ mod tests {
         assert_eq!(probe_in_child(&PROBE_TIMEOUTS).unwrap(), None);
     }
 
-    /// Calls `run` on a thread whose filter answers `number` with `action`, and passes it the descriptor of the filter's
-    /// notifications, or -1. A filter stays for the life of its thread.
+    /// Calls `run` on a thread whose filter answers `number` with `action`, and passes it the descriptor of the
+    /// filter's notifications, or -1. A filter stays for the life of its thread.
     fn run_filtered<T: Send>(
         number: c_long,
         action: u32,

@@ -5,8 +5,8 @@
 //! frame, so an address belongs to the file that was there in the generation of its sample. If two files were at one
 //! address in the same generation, both are listed, because nothing distinguishes them.
 //!
-//! Threads of the program that call the loader also update the history, so [`update`] allocates nothing and does not
-//! wait.
+//! Threads of the program that call the loader also update the history, so [`update_code_history`] allocates nothing
+//! and does not wait.
 
 mod comments;
 
@@ -21,7 +21,7 @@ use crate::allocators::loaded_objects::{
     ForkGuard, ListedObject, memory_range, visit_objects, with_list_locked,
 };
 
-pub(crate) use self::comments::{ChangedCode, comment_lines};
+pub(crate) use self::comments::{ChangedCode, history_comment_lines};
 
 /// Maximum number of recorded segments.
 const MAX_SEGMENTS: usize = 1024;
@@ -69,7 +69,7 @@ impl CodeSegment {
     };
 
     /// Returns the range of addresses that the segment occupies, or occupied.
-    fn range(&self) -> Range<usize> {
+    fn address_range(&self) -> Range<usize> {
         self.start..self.end
     }
 
@@ -96,11 +96,11 @@ struct CodeHistory {
 }
 
 /// Records the code that is loaded now. Begins a generation if an object was unloaded since the last call. Does nothing
-/// while another thread runs it.
-pub(crate) fn update(reading: &ForkGuard) {
+/// while another thread updates or reads the history.
+pub(crate) fn update_code_history(reading: &ForkGuard) {
     // A child created by clone(2) may have inherited a locked mutex, so this must not wait.
     if let Ok(mut history) = HISTORY.try_lock() {
-        history.update(reading);
+        history.update_if_changed(reading);
     }
 }
 
@@ -118,10 +118,10 @@ impl CodeHistory {
         }
     }
 
-    /// Records the loaded code and sets the generation of further samples, if an object was loaded or unloaded since
-    /// the last update. The list stays locked, so that no other object can be loaded at the addresses of an unloaded
-    /// one before.
-    fn update(&mut self, reading: &ForkGuard) {
+    /// Records the loaded code if an object was loaded or unloaded since the last update, and sets the generation of
+    /// further samples if an object was unloaded. The loader's list stays locked meanwhile: otherwise, another object
+    /// could be loaded at the addresses of an unloaded one before the new generation begins.
+    fn update_if_changed(&mut self, reading: &ForkGuard) {
         with_list_locked(reading, &mut |counts| {
             if self.counts == counts {
                 return;
@@ -140,7 +140,9 @@ impl CodeHistory {
         self.expected = 0;
     }
 
-    /// Ends an update. `counts` are the numbers of loaded and unloaded objects. Returns whether a generation begins.
+    /// Ends an update: marks the segments that it did not find as unloaded, and stores `counts`, the numbers of objects
+    /// ever loaded and unloaded. Begins a generation, and returns true, if an object was unloaded since the last
+    /// update.
     fn end_update(&mut self, counts: (u64, u64)) -> bool {
         for segment in &mut self.segments[..self.count] {
             if segment.is_loaded && segment.seen != self.updates {
@@ -148,7 +150,7 @@ impl CodeHistory {
                 segment.last = self.generation;
             }
         }
-        // The count of unloaded objects also changes for an object that is not recorded.
+        // The count also covers unloaded objects without a record. The first update has no earlier count to compare.
         let is_changed = self.updates > 1 && self.counts.1 != counts.1;
         self.counts = counts;
         self.generation += u32::from(is_changed);
@@ -182,10 +184,10 @@ impl CodeHistory {
     fn record_segment(&mut self, range: Range<usize>, offset: u64, build_id: &[u8], path: &[u8]) {
         let is_same = |index: &usize| {
             let segment = &self.segments[*index];
-            segment.range() == range
+            segment.address_range() == range
                 && segment.offset == offset
-                && self.text(segment.build_id) == build_id
-                && self.text(segment.path) == path
+                && self.recorded_text(segment.build_id) == build_id
+                && self.recorded_text(segment.path) == path
         };
         // The loader's list rarely changes its order, so the expected segment is nearly always the right one.
         let expected = Some(self.expected).filter(|index| *index < self.count);
@@ -193,7 +195,9 @@ impl CodeHistory {
             .filter(|index| self.segments[*index].is_loaded && is_same(index))
             .or_else(|| (0..self.count).rev().find(is_same));
         match found {
-            Some(index) if self.segments[index].is_loaded || self.is_place_unused_since(index) => {
+            Some(index)
+                if self.segments[index].is_loaded || self.is_range_unused_since_unload(index) =>
+            {
                 let segment = &mut self.segments[index];
                 segment.is_loaded = true;
                 segment.seen = self.updates;
@@ -204,7 +208,7 @@ impl CodeHistory {
     }
 
     /// Whether no other code was found at the addresses of this segment since it was unloaded.
-    fn is_place_unused_since(&self, index: usize) -> bool {
+    fn is_range_unused_since_unload(&self, index: usize) -> bool {
         let gone = &self.segments[index];
         let others = self.segments[..self.count].iter().enumerate();
         others
@@ -218,7 +222,7 @@ impl CodeHistory {
         if self.count == MAX_SEGMENTS || text_len > TEXT_BYTES {
             return;
         }
-        // In a thread of the program that calls the loader, which may be one that may not read other clocks.
+        // May run in a thread of the program, which may not be allowed to read the other clocks (`coarse_wall_time`).
         let found_at = memprof_own::coarse_wall_time()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
@@ -247,7 +251,7 @@ impl CodeHistory {
     }
 
     /// Returns the build id or path of a segment, given by its start and end in the texts.
-    fn text(&self, [start, end]: [u32; 2]) -> &[u8] {
+    fn recorded_text(&self, [start, end]: [u32; 2]) -> &[u8] {
         &self.texts[start as usize..end as usize]
     }
 }
@@ -271,7 +275,7 @@ mod tests {
         let segments = history.segments[..history.count].iter();
         segments
             .map(|segment| {
-                let path = String::from_utf8_lossy(history.text(segment.path));
+                let path = String::from_utf8_lossy(history.recorded_text(segment.path));
                 let last = match segment.is_loaded {
                     true => String::new(),
                     false => segment.last.to_string(),

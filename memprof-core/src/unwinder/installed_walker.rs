@@ -51,15 +51,16 @@ impl SavedWalker {
     }
 }
 
-/// Sets whether the activation has a time limit. If it has one, a forked child must stop sampling.
-pub(crate) fn set_leased(is_leased: bool) {
+/// Sets whether the activation has a time limit. If it has one, the fork handler stops sampling in a forked child.
+pub(crate) fn set_activation_leased(is_leased: bool) {
     IS_LEASED.store(is_leased, Ordering::Release);
 }
 
-/// Fork handler: restores jemalloc's own walker in the child, and stops sampling if the activation has a time limit,
-/// because the child lacks the threads for both. Allocates nothing and takes none of memprof's locks. jemalloc's own
-/// fork handler was registered earlier, so it has already run.
-extern "C" fn reset_in_child() {
+/// Fork handler: restores the previous walker of each jemalloc in the child, and stops its sampling if the activation
+/// has a time limit. The child lacks the thread that maintains memprof's walker, and the one that ends the activation.
+/// Allocates nothing and takes none of memprof's locks. jemalloc's own fork handler was registered earlier, so it has
+/// already run.
+extern "C" fn restore_walkers_in_child() {
     clear_stack_cache();
     let is_leased = IS_LEASED.swap(false, Ordering::AcqRel);
     for installed in &INSTALLED {
@@ -90,7 +91,7 @@ fn register_fork_handler() {
     static REGISTERED: ProcessOnce = ProcessOnce::new();
     REGISTERED.call(|| {
         // SAFETY: pthread_atfork(3): the handler is a function of this library, which is never unloaded.
-        if unsafe { libc::pthread_atfork(None, None, Some(reset_in_child)) } != 0 {
+        if unsafe { libc::pthread_atfork(None, None, Some(restore_walkers_in_child)) } != 0 {
             log::warn!("forked children keep memprof's stack walk: pthread_atfork refused");
         }
     });
@@ -122,11 +123,11 @@ impl InstalledWalker {
                 Errno::NOENT => {
                     "this jemalloc has no hook for it (5.3 and newer have it)".to_owned()
                 }
-                errno => Error::mallctl("experimental.hooks.prof_backtrace", errno).message,
+                errno => Error::refused_mallctl("experimental.hooks.prof_backtrace", errno).message,
             })?;
         let loaded = loaded_objects::list_loaded_objects();
         // jemalloc's own walker is in the same object as its `mallctl`.
-        let owner = loaded.iter().find(|object| object.is_code(saved));
+        let owner = loaded.iter().find(|object| object.contains_code_at(saved));
         match owner {
             Some(owner) if owner.contains(mallctl.address()) || also_foreign => {}
             _ => return Err("another walker is installed already".to_owned()),
@@ -143,31 +144,37 @@ impl InstalledWalker {
         unsafe { hook.arm(walker, compare) };
         let installed = saved_walker(hook);
         installed.saved.store(saved, Ordering::Release);
+        // Before the write, so that each child that is forked with memprof's walker restores the previous one.
         installed
             .mallctl
             .store(mallctl.address(), Ordering::Release);
         mallctl
-            .write(BACKTRACE_HOOK, hook.entry() as *const () as usize)
-            .map_err(|errno| Error::mallctl("experimental.hooks.prof_backtrace", errno).message)?;
+            .write(BACKTRACE_HOOK, hook.entry_function() as *const () as usize)
+            .map_err(|errno| {
+                installed.mallctl.store(0, Ordering::Release);
+                Error::refused_mallctl("experimental.hooks.prof_backtrace", errno).message
+            })?;
         Ok(Self { hook, saved })
     }
 
-    /// Restores the previous walker, unless the program has replaced memprof's since.
+    /// Restores the previous walker, unless the program has replaced memprof's since. `mallctl` must be that of the
+    /// jemalloc with the walker.
     ///
     /// # Errors
-    /// `Allocator`: jemalloc refused.
+    /// `Allocator`: jemalloc refused. memprof's walker stays, and a forked child still restores the previous one.
     pub(super) fn uninstall(&self, mallctl: &Mallctl) -> Result<()> {
-        saved_walker(self.hook).mallctl.store(0, Ordering::Release);
-        let refused = |errno| Error::mallctl("experimental.hooks.prof_backtrace", errno);
+        let refused = |errno| Error::refused_mallctl("experimental.hooks.prof_backtrace", errno);
         let current = mallctl.read::<usize>(BACKTRACE_HOOK).map_err(refused)?;
-        if current == self.hook.entry() as *const () as usize {
+        if current == self.hook.entry_function() as *const () as usize {
             mallctl.write(BACKTRACE_HOOK, self.saved).map_err(refused)?;
         }
+        // Last: a child that is forked meanwhile restores the walker a second time, which changes nothing.
+        saved_walker(self.hook).mallctl.store(0, Ordering::Release);
         Ok(())
     }
 
-    /// Counts of the hook since it was armed.
-    pub(super) fn counts(&self) -> HookStats {
+    /// Counts of samples, fallbacks and compared stacks since the walker was installed.
+    pub(super) fn hook_stats(&self) -> HookStats {
         self.hook.counts()
     }
 }
@@ -185,7 +192,7 @@ pub(crate) fn prepare_walks() -> std::result::Result<(), String> {
     // The kernel puts the random bytes of AT_RANDOM in the topmost page of the main thread's stack.
     // SAFETY: getauxval(3) reads a constant of this process.
     let main_stack_top = unsafe { libc::getauxval(libc::AT_RANDOM) };
-    memprof_unwind::prepare(find, main_stack_top as usize);
+    memprof_unwind::prepare_walks(find, main_stack_top as usize);
     Ok(())
 }
 
@@ -218,4 +225,45 @@ fn find_object_function() -> Option<FindObject> {
 fn can_test_readability() -> bool {
     let local = 0_u8;
     is_readable(&raw const local as usize) && !is_readable(0) && !is_readable(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicI32;
+
+    use super::*;
+    use crate::allocators::fake::{Behaviour, fake_mallctl};
+
+    /// A jemalloc that refuses its hook on request.
+    struct RefusingFake;
+    static REFUSAL: AtomicI32 = AtomicI32::new(0);
+    impl Behaviour for RefusingFake {
+        fn backtrace_hook_status() -> Option<i32> {
+            Some(REFUSAL.load(Ordering::Relaxed))
+        }
+    }
+
+    #[test]
+    fn fork_handler_knows_jemalloc_while_it_has_the_walker() {
+        let mallctl = fake_mallctl::<RefusingFake>();
+        let is_known = || {
+            let mut known = INSTALLED.iter();
+            known.any(|each| each.mallctl.load(Ordering::Acquire) == mallctl.address())
+        };
+        let refuse = |status: i32| REFUSAL.store(status, Ordering::Relaxed);
+        let install = || InstalledWalker::install(&mallctl, false, 1);
+        refuse(libc::EINVAL);
+        let refused = install().unwrap_err();
+        assert!(refused.contains("prof_backtrace"), "{refused}");
+        assert!(!is_known(), "refused installation");
+        refuse(0);
+        let walker = install().unwrap();
+        assert!(is_known());
+        refuse(libc::EINVAL);
+        walker.uninstall(&mallctl).unwrap_err();
+        assert!(is_known(), "refused removal");
+        refuse(0);
+        walker.uninstall(&mallctl).unwrap();
+        assert!(!is_known());
+    }
 }

@@ -23,18 +23,19 @@ const MAX_PAYLOAD: usize = 1 << 20;
 const MAX_ATTEMPTS: usize = 100;
 
 /// Reads the names of the keys in OpenTelemetry's thread contexts from the process context. The position of a name is
-/// the index of its key. `None` if the process publishes no names.
-pub(crate) fn read_attribute_keys() -> Option<Vec<String>> {
+/// the index of its key. `None` if the process publishes no names for contexts that memprof reads, or if /proc cannot
+/// be read.
+pub(crate) fn read_label_key_names() -> Option<Vec<String>> {
     let maps = fs::read("/proc/thread-self/maps").ok()?;
     let maps = String::from_utf8_lossy(&maps);
     // Not /proc/self, because the main thread may have exited.
     let memory = File::open("/proc/thread-self/mem").ok()?;
-    mapping_starts(&maps).find_map(|start| parse_key_map(&read_payload(&memory, start)?))
+    context_mapping_starts(&maps).find_map(|start| parse_key_map(&read_payload(&memory, start)?))
 }
 
 /// Start addresses of the mappings with names that begin with one of [`MAPPING_NAMES`]. `maps` is the text of
 /// /proc/PID/maps.
-fn mapping_starts(maps: &str) -> impl Iterator<Item = u64> {
+fn context_mapping_starts(maps: &str) -> impl Iterator<Item = u64> {
     let lines = maps.lines().filter(|line| {
         // proc_pid_maps(5): range, permissions, offset, device, inode, name.
         let name = line.split_ascii_whitespace().nth(5).unwrap_or_default();
@@ -43,11 +44,12 @@ fn mapping_starts(maps: &str) -> impl Iterator<Item = u64> {
     lines.filter_map(|line| u64::from_str_radix(line.split_once('-')?.0, 16).ok())
 }
 
-/// Reads the payload of the context at `start` from the process's memory. Tries again if the header changed during the
-/// read. `None` if the context has another version, is not published, is too large, cannot be read, or changes during
-/// each of [`MAX_ATTEMPTS`] attempts.
+/// Reads the payload of the context at `start` from the process's memory. Makes up to [`MAX_ATTEMPTS`] attempts. An
+/// attempt fails if the context has another signature or version, is not published, is too large, cannot be read, or if
+/// its header changes during the read. `None` if all fail.
 fn read_payload(memory: &File, start: u64) -> Option<Vec<u8>> {
     (0..MAX_ATTEMPTS).find_map(|_| {
+        // Offsets in the header: version 8, payload size 12, publication time 16, payload address 24.
         let before = read_header(memory, start).ok()?;
         let read_u64 = |offset: usize| {
             before
@@ -254,7 +256,7 @@ mod tests {
                     7f0000002000-7f0000003000 rw-p 00000000 00:00 0   [anon_shmem:OTEL_CTX]\n\
                     7f0000004000-7f0000005000 rw-p 00000000 00:00 0 \n\
                     7f0000006000-7f0000007000 rw-p 00000000 fe:00 9   /tmp/OTEL_CTX\n";
-        let found: Vec<_> = mapping_starts(maps).collect();
+        let found: Vec<_> = context_mapping_starts(maps).collect();
         assert_eq!(found, [0x7f00_0000_0000, 0x7f00_0000_2000]);
     }
 }

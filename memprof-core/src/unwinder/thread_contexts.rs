@@ -72,8 +72,10 @@ fn thread_context_at(variable: usize, keys: LabelKeyNames) -> Option<ThreadConte
     };
     if variable != 0 {
         let _reading = ForkGuard::acquire();
-        // SAFETY: dl_iterate_phdr(3) passes `search` to `visit_object`, which calls no function of the loader.
-        unsafe { libc::dl_iterate_phdr(Some(visit_object), ptr::from_mut(&mut search).cast()) };
+        // SAFETY: dl_iterate_phdr(3) passes `search` to `find_in_tls_block`, which calls no function of the loader.
+        unsafe {
+            libc::dl_iterate_phdr(Some(find_in_tls_block), ptr::from_mut(&mut search).cast())
+        };
     }
     let (module, offset) = search.found?;
     Some(ThreadContext {
@@ -89,9 +91,9 @@ struct TlsSearch {
     found: Option<(usize, usize)>,
 }
 
-/// Callback that stores the variable's module and offset if this object's thread-local block contains it. Returns 0 to
-/// continue the iteration.
-unsafe extern "C" fn visit_object(
+/// Callback that stores the variable's module and offset if this object's thread-local block (`PT_TLS`) contains the
+/// whole pointer. Returns 0 to continue the iteration.
+unsafe extern "C" fn find_in_tls_block(
     info: *mut libc::dl_phdr_info,
     _: usize,
     search: *mut c_void,

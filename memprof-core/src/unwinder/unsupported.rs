@@ -33,7 +33,7 @@ impl InstalledWalker {
         match *self {}
     }
 
-    pub(super) fn counts(&self) -> HookStats {
+    pub(super) fn hook_stats(&self) -> HookStats {
         match *self {}
     }
 }
@@ -114,4 +114,4 @@ pub(crate) fn label_set_counts() -> LabelSetCounts {
 pub(crate) fn for_each_label_set(_: impl FnMut(u32, iter::Empty<(u8, &[u8])>)) {}
 
 /// Does nothing: a forked child inherits no walker.
-pub(crate) fn set_leased(_: bool) {}
+pub(crate) fn set_activation_leased(_: bool) {}

@@ -47,8 +47,8 @@ impl HighWaterWatch {
         now >= self.deadline || self.dump_count >= self.limits.files
     }
 
-    /// Whether `rss` is notably above the high-water mark. Stays true until [`record_dump`](Self::record_dump). The
-    /// first value becomes the mark.
+    /// Whether `rss` is above the high-water mark by at least 1 MiB and 1 % of it. Stays true until
+    /// [`record_dump`](Self::record_dump). The first value becomes the mark.
     pub(crate) fn is_new_high(&mut self, rss: u64) -> bool {
         let mark = *self.high_water.get_or_insert(rss);
         rss >= mark.saturating_add(MIN_STEP.max(mark / STEP_DIVISOR))
@@ -60,7 +60,7 @@ impl HighWaterWatch {
         self.high_water = Some(rss);
     }
 
-    /// Progress of the watch, for messages.
+    /// Progress and limits of the watch, for messages.
     pub(crate) fn status(&self) -> GdumpStatus {
         GdumpStatus {
             taken: self.dump_count,

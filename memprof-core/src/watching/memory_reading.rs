@@ -38,11 +38,12 @@ impl MemoryReading {
 /// Reads the resident bytes of this process.
 ///
 /// # Errors
-/// `Io`: `/proc/thread-self/statm` cannot be read.
+/// `Io`: `/proc/thread-self/statm` cannot be read, or has no such number.
 pub(crate) fn read_rss() -> Result<u64> {
     const STATM: &str = "/proc/thread-self/statm";
     let statm = std::fs::read_to_string(STATM)
         .map_err(|error| Error::io(&format!("read {STATM}"), &error))?;
+    // proc_pid_statm(5): the total size, then the resident size, in pages.
     let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok());
     let pages: u64 =
         pages.ok_or_else(|| Error::new(ErrorKind::Io, format!("{STATM} says {statm:?}")))?;

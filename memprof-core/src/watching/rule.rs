@@ -46,17 +46,17 @@ impl RuleState {
         }
     }
 
-    /// Bytes at which the rule fires for this reading. `None` if it does not fire. The same reading fires again until a
-    /// dump or an activation is recorded.
+    /// Bytes at which the rule fires for this reading at `now`. `None` if it does not fire. Arms a threshold whose
+    /// value fell clearly below it. The same reading fires again until a dump or an activation is recorded.
     pub(crate) fn evaluate(&mut self, reading: &MemoryReading, now: Instant) -> Option<u64> {
         let fired_at = match self.rule.condition {
             Condition::Every(_) => Some(reading.rss),
             Condition::RssAbove(threshold) => {
-                self.value_if_crossed(reading.rss, threshold.bytes(reading.available))
+                self.value_if_crossed(reading.rss, threshold.to_bytes(reading.available))
             }
             Condition::CgroupAbove(threshold) => {
                 let usage = reading.cgroup?.usage_bytes;
-                self.value_if_crossed(usage, threshold.bytes(reading.available))
+                self.value_if_crossed(usage, threshold.to_bytes(reading.available))
             }
             Condition::RssGrowth(step) => self.rss_if_grown(reading.rss, step),
             Condition::AtExit => None,
@@ -76,14 +76,15 @@ impl RuleState {
         }
     }
 
-    /// Records that a dump was taken for the rule. A threshold then fires again only after the value fell clearly below
-    /// it.
+    /// Records that a dump was taken for the rule at `now`, and disarms it: a threshold fires again only after the
+    /// value fell clearly below it.
     pub(crate) fn record_dump(&mut self, reading: &MemoryReading, now: Instant) {
         self.record_activation(reading, now);
         self.is_armed = false;
     }
 
-    /// Records that sampling was activated. The rule stays armed, so the dump follows after the minimum interval.
+    /// Records that sampling was activated for the rule instead of a dump. The rule stays armed, so the dump follows
+    /// after the minimum interval.
     pub(crate) fn record_activation(&mut self, reading: &MemoryReading, now: Instant) {
         self.fired += 1;
         self.last_fired = Some(now);
@@ -264,7 +265,7 @@ mod tests {
     #[test]
     fn percent_of_huge_amount_does_not_overflow() {
         let check = |percent: u8, available: u64, expected: u64| {
-            assert_eq!(Threshold::Percent(percent).bytes(available), expected);
+            assert_eq!(Threshold::Percent(percent).to_bytes(available), expected);
         };
         check(100, u64::MAX, 18_446_744_073_709_551_600);
         check(80, 1 << 30, 858_993_440);

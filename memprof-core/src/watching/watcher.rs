@@ -22,7 +22,8 @@ const RETRY_DELAY: Duration = Duration::from_secs(10);
 pub(crate) enum DumpOutcome {
     /// A dump was taken, or failed for a reason that will not change.
     Done,
-    /// Sampling was activated instead.
+    /// Sampling was activated instead, or could not be: both count for the rule, which fires again after its minimum
+    /// interval.
     Activated,
     /// Another dump was running. The next poll tries again.
     Busy,
@@ -56,19 +57,21 @@ struct WatchState {
 impl Watcher {
     /// Creates a watcher for this process, without a thread.
     pub(crate) fn new(rules: &[WatchRule]) -> Arc<Self> {
-        let now = Instant::now();
-        let rules = rules
-            .iter()
-            .map(|rule| RuleState::new(*rule, now))
-            .collect();
-        Arc::new(Self {
+        let watcher = Self {
             owner: process::id(),
-            watch: Mutex::new(WatchState {
-                rules,
-                ..WatchState::default()
-            }),
+            watch: Mutex::default(),
             changed: Condvar::new(),
-        })
+        };
+        watcher.set_rules(rules);
+        Arc::new(watcher)
+    }
+
+    /// Replaces the rules. The caller must also call [`start`](Self::start), in case the thread is not running.
+    pub(crate) fn set_rules(&self, rules: &[WatchRule]) {
+        let now = Instant::now();
+        let rules = rules.iter().map(|rule| RuleState::new(*rule, now));
+        self.lock().rules = rules.collect();
+        self.changed.notify_all();
     }
 
     /// Starts the polling thread. Does nothing if it is running, or if no rule needs it. The thread calls `enter`
@@ -82,7 +85,7 @@ impl Watcher {
         act: impl Fn(DueDump) -> DumpOutcome + Send + 'static,
     ) -> Result<()> {
         let mut watch = self.lock();
-        if watch.is_polled || watch.time_until_due(Instant::now()).is_none() {
+        if watch.is_polled || watch.time_until_reading(Instant::now()).is_none() {
             return Ok(());
         }
         let watcher = Arc::clone(self);
@@ -94,7 +97,7 @@ impl Watcher {
             watcher.run_poll_loop(enter, &act);
         })
         .map_err(|error| {
-            Error::system(
+            Error::io_for_operation(
                 Operation::Thread,
                 "start the thread that watches the memory",
                 &error,
@@ -104,9 +107,9 @@ impl Watcher {
         Ok(())
     }
 
-    /// Sets the limits of a `gdump`, the watch for high-water marks, which begins now. Replaces a running one. The
-    /// thread must be started by [`start`](Self::start).
-    pub(crate) fn set_gdump(&self, limits: GdumpLimits) {
+    /// Starts a `gdump`, the watch for high-water marks, with these limits. Replaces a running one. The caller must
+    /// also call [`start`](Self::start), in case the thread is not running.
+    pub(crate) fn start_gdump(&self, limits: GdumpLimits) {
         self.lock().gdump = Some(HighWaterWatch::new(
             limits,
             Instant::now(),
@@ -134,7 +137,7 @@ impl Watcher {
     }
 
     /// State of each rule. Times are those of the system clock.
-    pub(crate) fn status(&self) -> Vec<WatchStatus> {
+    pub(crate) fn rules_status(&self) -> Vec<WatchStatus> {
         let (now, clock) = (Instant::now(), SystemTime::now());
         let time_text = |instant: Instant| {
             let time = match instant.checked_duration_since(now) {
@@ -156,14 +159,14 @@ impl Watcher {
         self.lock().rules.iter().map(status).collect()
     }
 
-    /// Body of the polling thread. Reads the memory when a reading is due, and takes the dump of the first rule that
-    /// fires, until nothing needs to be polled. If the memory cannot be read, logs that once. Waits [`RETRY_DELAY`]
-    /// after a refused dump.
+    /// Body of the polling thread. Calls `enter` and reads the memory when a reading is due, and calls `act` for the
+    /// dump of the first rule that fires, until nothing needs to be polled. If the memory cannot be read, logs that
+    /// once. Waits [`RETRY_DELAY`] after a refused dump.
     fn run_poll_loop(&self, mut enter: impl FnMut(), act: &impl Fn(DueDump) -> DumpOutcome) {
         let mut is_unreadable = false;
         let mut is_busy = false;
         let mut refused_at: Option<Instant> = None;
-        while self.sleep_until_due(is_unreadable || is_busy || refused_at.is_some()) {
+        while self.sleep_until_reading(is_unreadable || is_busy || refused_at.is_some()) {
             enter();
             let reading = match MemoryReading::read() {
                 Ok(reading) => reading,
@@ -195,11 +198,12 @@ impl Watcher {
         }
     }
 
-    /// Sleeps until the next reading is due, or for a whole poll interval if `has_failed`. Returns false if nothing
-    /// needs to be polled any more.
-    fn sleep_until_due(&self, has_failed: bool) -> bool {
+    /// Sleeps until the next reading is due, or for a whole poll interval if `has_failed`, or until a `gdump` or the
+    /// watcher is changed. Returns false if nothing needs to be polled any more: the thread then ends, and may be
+    /// started again.
+    fn sleep_until_reading(&self, has_failed: bool) -> bool {
         let mut watch = self.lock();
-        match watch.time_until_due(Instant::now()) {
+        match watch.time_until_reading(Instant::now()) {
             Some(wait) => {
                 let wait = if has_failed { POLL_INTERVAL } else { wait };
                 let waited = self.changed.wait_timeout(watch, wait);
@@ -232,7 +236,7 @@ fn catch_panic(act: impl FnOnce() -> DumpOutcome) -> DumpOutcome {
 impl WatchState {
     /// Time until the next reading: [`POLL_INTERVAL`] if a rule or a `gdump` depends on the memory in use, or else the
     /// time until the next rule may fire. `None` if nothing needs to be polled.
-    fn time_until_due(&self, now: Instant) -> Option<Duration> {
+    fn time_until_reading(&self, now: Instant) -> Option<Duration> {
         if self.is_over {
             return None;
         }
@@ -247,7 +251,7 @@ impl WatchState {
     }
 
     /// The dump that is due at this reading: that of the first rule that fires, or else one for a new high-water mark.
-    /// If any rule that fires requests it, sampling is activated first. `None` if nothing fires.
+    /// It requests the activation of sampling if any rule that fires does. `None` if nothing fires.
     fn find_due_dump(&mut self, reading: &MemoryReading, now: Instant) -> Option<DueDump> {
         let mut due = None;
         for watched in &mut self.rules {
@@ -268,7 +272,8 @@ impl WatchState {
         due
     }
 
-    /// Ends a `gdump` that reached a limit, and returns its last status. `None` if there is none.
+    /// Removes the `gdump` if it reached a limit, and returns its last status. `None` if it did not, or if there is
+    /// none.
     fn take_finished_gdump(&mut self, now: Instant) -> Option<GdumpStatus> {
         let finished = self.gdump.take_if(|gdump| gdump.is_over(now))?;
         Some(finished.status())
@@ -335,7 +340,7 @@ mod tests {
         let start = Instant::now();
         let check = |conditions: &[Condition], expected: Option<Duration>| {
             assert_eq!(
-                watch(conditions, start).time_until_due(start),
+                watch(conditions, start).time_until_reading(start),
                 expected,
                 "{conditions:?}"
             );
@@ -348,18 +353,18 @@ mod tests {
         check(&[every, Condition::RssGrowth(1)], Some(POLL_INTERVAL));
         let mut over = watch(&[every], start);
         over.is_over = true;
-        assert_eq!(over.time_until_due(start), None);
+        assert_eq!(over.time_until_reading(start), None);
         let mut with_gdump = watch(&[every], start);
         let limits = GdumpLimits {
             files: 1,
             duration: seconds(1),
         };
         with_gdump.gdump = Some(HighWaterWatch::new(limits, start, SystemTime::UNIX_EPOCH));
-        assert_eq!(with_gdump.time_until_due(start), Some(POLL_INTERVAL));
+        assert_eq!(with_gdump.time_until_reading(start), Some(POLL_INTERVAL));
         // Its time is over, and the polling with it.
         assert!(with_gdump.take_finished_gdump(start).is_none());
         assert!(with_gdump.take_finished_gdump(start + seconds(1)).is_some());
-        assert_eq!(with_gdump.time_until_due(start), Some(seconds(600)));
+        assert_eq!(with_gdump.time_until_reading(start), Some(seconds(600)));
     }
 
     #[test]
@@ -412,6 +417,31 @@ mod tests {
     }
 
     #[test]
+    fn thread_of_replaced_rules_ends() {
+        let rule = WatchRule {
+            condition: Condition::RssAbove(Threshold::Bytes(1)),
+            min_interval: Duration::ZERO,
+            activate: false,
+        };
+        let watcher = Watcher::new(&[rule]);
+        let (acted, acts) = std::sync::mpsc::channel();
+        watcher
+            .start(
+                || {},
+                move |_| {
+                    acted.send(()).unwrap();
+                    DumpOutcome::Done
+                },
+            )
+            .unwrap();
+        acts.recv().unwrap();
+        watcher.set_rules(&[]);
+        // The closure is dropped with the thread.
+        assert!(acts.recv().is_err());
+        assert_eq!(watcher.rules_status().len(), 0);
+    }
+
+    #[test]
     fn stopped_thread_drops_its_action() {
         let rule = WatchRule {
             condition: Condition::RssAbove(Threshold::Bytes(1)),
@@ -434,7 +464,7 @@ mod tests {
         watcher.stop();
         // The closure is dropped with the thread.
         assert!(acts.recv().is_err());
-        let status = watcher.status();
+        let status = watcher.rules_status();
         assert_eq!(
             (status[0].rule.as_str(), status[0].fired),
             ("rss_above = \"1B\"", 1)

@@ -137,7 +137,8 @@ impl UnwindInfo {
         if header[..5] != *b"\x7fELF\x02" {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // `e_phoff`, and below `e_phnum`, of the ELF header.
+        // `e_phoff`, and below `e_phnum`, of the ELF header. A program header (`Elf64_Phdr`) has 56 bytes: `p_type` is
+        // at 0, `p_flags` at 4.
         let headers = base.wrapping_add(read_u64(&header, 32));
         let count = u64::from(read_u16(&header, 56)).min(MAX_SEGMENTS);
         let mut segments = Vec::new();
@@ -262,7 +263,7 @@ mod tests {
         let names = loop {
             let maps = fs::read(format!("/proc/{pid}/maps")).unwrap();
             stacks.refresh(&memory, &maps);
-            let stopped = StoppedThread::interrupt(pid).unwrap();
+            let stopped = StoppedThread::stop(pid).unwrap();
             let registers = stopped.registers().unwrap();
             let start = Registers {
                 pc: registers.rip as usize,

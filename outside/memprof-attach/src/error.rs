@@ -141,21 +141,21 @@ fn still_open_note(address: &SocketAddr, was_opened: &bool) -> String {
     }
 }
 
-/// Runs `work` on a process. If it fails because the process ends or executes another program, the error says so.
+/// Runs `work` on a process. If `work` fails because the process ends or executes another program, the error says so.
 pub(crate) fn watch_program<T>(
     pid: u32,
     work: impl FnOnce() -> Result<T, AttachError>,
 ) -> Result<T, AttachError> {
     let program = ProgramWatch::open(pid);
-    work().map_err(|error| program.explain_error(error, AttachError::is_transient))
+    work().map_err(|error| program.explain_error(error, AttachError::may_be_exit_or_exec))
 }
 
 impl AttachError {
     /// Returns whether the cause may be that the process is about to end or to execute another program.
-    fn is_transient(&self) -> bool {
+    fn may_be_exit_or_exec(&self) -> bool {
         match self {
-            Self::Refused(refusal) => refusal.is_transient(),
-            Self::LeftMapped(error) => error.is_transient(),
+            Self::Refused(refusal) => refusal.may_be_exit_or_exec(),
+            Self::LeftMapped(error) => error.may_be_exit_or_exec(),
             Self::NoInspector(_)
             | Self::Failed(_)
             | Self::NotPatched(_)
@@ -174,7 +174,7 @@ impl AttachError {
     }
 
     /// Returns a function, for `map_err`, that builds an I/O error. `what` names the act that failed, or its file.
-    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |cause| Self::Io { what, cause }
     }

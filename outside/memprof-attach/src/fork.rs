@@ -55,7 +55,7 @@ fn handled_signals(status: &ProcStatus) -> Vec<i32> {
 }
 
 /// Returns whether the program imports fork(3); false if its symbols cannot be read. Its libraries are not checked:
-/// most register no handlers with `pthread_atfork(3)`.
+/// most install no signal handlers.
 fn program_imports_fork(target: &Target) -> bool {
     let Ok(path) = fs::read_link(format!("/proc/{}/exe", target.pid)) else {
         return false;
@@ -63,7 +63,7 @@ fn program_imports_fork(target: &Target) -> bool {
     let path = path.as_os_str().as_bytes();
     let start = mappings(&target.maps).find(|mapping| mapping.offset == 0 && mapping.path == path);
     let image = start.and_then(|start| LibraryImage::read(&target.memory, start.range.start).ok());
-    image.is_some_and(|image| image.imports("fork"))
+    image.is_some_and(|image| image.imports_symbol("fork"))
 }
 
 #[cfg(test)]

@@ -56,13 +56,13 @@ pub fn attach(
 ) -> Result<AttachOutcome, AttachError> {
     watch_program(pid, || match jvm::load_plugin(pid, plugin, attachment)? {
         true => Ok(AttachOutcome::ByJvm),
-        false => attach_by_threads(pid, plugin, attachment),
+        false => attach_by_new_thread(pid, plugin, attachment),
     })
 }
 
 /// Loads the plugin by a new thread; tries a file in memory if its path is refused. May raise the thread limit. Fails
 /// if the process is refused, has no room for the plugin, or can load it in neither way.
-fn attach_by_threads(
+fn attach_by_new_thread(
     pid: u32,
     plugin: &Plugin,
     attachment: &Attachment,
@@ -78,17 +78,19 @@ fn attach_by_threads(
         // Before the config file's table, which would take all following keys.
         toml = format!("thread_limit = {limits}\n{toml}");
     }
-    let injection = match inject(&mut target, plugin, &source, &toml) {
+    let injection = match inject_plugin(&mut target, plugin, &source, &toml) {
         // The file exists, but this process may not load it: because of its user, noexec or a security module.
         Err(AttachError::NotLoaded(file_error)) if source.is_refused(&file_error) => {
             target.refresh()?;
-            inject(&mut target, plugin, &PluginSource::Memfd, &toml).map_err(|error| match error {
-                AttachError::NotLoaded(memfd_error) => Refusal::NotOpened {
-                    file_error,
-                    memfd_error,
+            inject_plugin(&mut target, plugin, &PluginSource::Memfd, &toml).map_err(|error| {
+                match error {
+                    AttachError::NotLoaded(memfd_error) => Refusal::NotOpened {
+                        file_error,
+                        memfd_error,
+                    }
+                    .into(),
+                    error => error,
                 }
-                .into(),
-                error => error,
             })
         }
         injection => injection,
@@ -114,7 +116,7 @@ struct Injection {
 
 /// Makes the process load the plugin and call it with `toml`, its configuration. Blocks until that is done. If the
 /// plugin cannot be loaded, or refuses to start, fails with `NotLoaded` and the reason.
-fn inject(
+fn inject_plugin(
     target: &mut Target,
     plugin: &Plugin,
     source: &PluginSource,
@@ -150,7 +152,7 @@ fn inject(
         end: layout.end,
         page: layout.page,
     };
-    let second = run_calls(target, &create, Some(stack), signals_except(unblocked));
+    let second = run_calls(target, &create, Some(stack), signal_mask_except(unblocked));
     let second = second.map_err(|error| error.with_pages_left(unmap_ranges(target, &mapped)))?;
     let page = RemotePage {
         memory: &target.memory,
@@ -204,7 +206,7 @@ impl TargetLayout {
     }
 }
 
-/// Stores the addresses of functions, names and parameters for the new thread.
+/// Stores in the page what the new thread needs: addresses of functions, names and parameters.
 fn fill_page(page: &mut SharedPage, target: &Target, layout: &TargetLayout, source: &PluginSource) {
     let functions = &target.functions;
     page.set_word(shared_page::DLOPEN, functions.dlopen);
@@ -227,7 +229,7 @@ fn fill_page(page: &mut SharedPage, target: &Target, layout: &TargetLayout, sour
     page.set_word(shared_page::BASE, layout.code);
     page.set_word(shared_page::LENGTH, layout.stack - layout.code);
     let unblocked = FAULT_SIGNALS.iter().chain([&SIGSETXID, &SIGCANCEL]);
-    page.set_word(shared_page::MASK, signals_except(unblocked));
+    page.set_word(shared_page::MASK, signal_mask_except(unblocked));
     // `tv_nsec` of a `timespec`.
     page.set_word(shared_page::PAUSE + 8, THREAD_POLL_INTERVAL_NS);
     page.set_word(shared_page::HAS_KEYS, u64::from(has_protection_keys()));
@@ -258,7 +260,7 @@ fn has_protection_keys() -> bool {
 }
 
 /// Returns the signal mask of all signals but those with these numbers.
-fn signals_except<'a>(signals: impl Iterator<Item = &'a i32>) -> u64 {
+fn signal_mask_except<'a>(signals: impl Iterator<Item = &'a i32>) -> u64 {
     signals.fold(u64::MAX, |mask, signal| mask & !(1 << (signal - 1)))
 }
 
@@ -289,7 +291,7 @@ fn wait_until_loaded(
     let mut has_memfd = false;
     let mut halts = HaltWatch::new(target.pid);
     loop {
-        let stage = page.stage().map_err(lost_error)?;
+        let stage = page.read_stage().map_err(lost_error)?;
         if let Some(halt) = halts.poll() {
             return give_up(halt.to_string());
         }
@@ -308,13 +310,15 @@ fn wait_until_loaded(
                 if has_thread_creation_failed(page).map_err(lost_error)?
                     && has_returned(target, creator) =>
             {
-                let errno = page.word(shared_page::CREATE_RESULT).map_err(lost_error)?;
+                let errno = page
+                    .read_word(shared_page::CREATE_RESULT)
+                    .map_err(lost_error)?;
                 return Ok(LoadOutcome::NoThread(Errno::from_raw(errno as i32)));
             }
             LoaderStage::NotStarted if begin_deadline.has_passed(target.pid, creator.tid) => {
                 return give_up(format!(
                     "its new thread did not begin for {} s (too many busy threads, or one of a real-time priority?)",
-                    begin_deadline.seconds()
+                    begin_deadline.elapsed_seconds()
                 ));
             }
             stage if stage < LoaderStage::Calling && start.elapsed() > LOAD_TIMEOUT => {
@@ -330,15 +334,19 @@ fn wait_until_loaded(
             _ => thread::sleep(POLL_INTERVAL),
         }
     }
-    if page.word(shared_page::IS_MISALIGNED).map_err(lost_error)? != 0 {
-        let malloc = page.word(shared_page::MALLOC).map_err(lost_error)?;
+    if page
+        .read_word(shared_page::IS_MISALIGNED)
+        .map_err(lost_error)?
+        != 0
+    {
+        let malloc = page.read_word(shared_page::MALLOC).map_err(lost_error)?;
         page.send_reply(LoaderAck::ResultRead).map_err(lost_error)?;
         return Err(Refusal::Misaligned {
             allocator: file_name_at(target.pid, malloc),
         }
         .into());
     }
-    let message = page.text().map_err(lost_error)?;
+    let message = page.read_text().map_err(lost_error)?;
     page.send_reply(LoaderAck::ResultRead).map_err(lost_error)?;
     Ok(LoadOutcome::Finished(message))
 }
@@ -351,7 +359,7 @@ fn wait_until_loaded(
 fn cancel_loading(page: RemotePage<'_>) -> io::Result<&'static str> {
     page.send_reply(LoaderAck::Cancelled)?;
     // Read after the request, which the thread reads after it has stored its stage.
-    let Ok(stage) = page.stage() else {
+    let Ok(stage) = page.read_stage() else {
         return Ok("its new thread has ended there");
     };
     Ok(match stage {
@@ -377,7 +385,9 @@ fn file_name_at(pid: u32, address: u64) -> String {
         .unwrap_or_else(|| "of no file".to_owned())
 }
 
-/// Returns whether `pthread_create(3)` has returned an error. Fails if the page is not mapped any more.
+/// Returns whether `pthread_create(3)` has returned an error; false while it has not returned. Fails if the page is not
+/// mapped any more.
 fn has_thread_creation_failed(page: RemotePage<'_>) -> io::Result<bool> {
-    Ok(page.word(shared_page::CREATED)? != 0 && page.word(shared_page::CREATE_RESULT)? != 0)
+    Ok(page.read_word(shared_page::CREATED)? != 0
+        && page.read_word(shared_page::CREATE_RESULT)? != 0)
 }

@@ -342,8 +342,8 @@ unsafe extern "C" {
     static memprof_attach_code_end: u8;
 }
 
-/// Returns the position-independent code. Its first instruction is the `start_routine` of `pthread_create(3)`, whose
-/// argument is the shared page.
+/// Returns the position-independent machine code of the assembly above. Its first instruction is the `start_routine` of
+/// `pthread_create(3)`, whose argument is the shared page.
 pub(crate) fn loader_code() -> &'static [u8] {
     let start = &raw const memprof_attach_code;
     let end = &raw const memprof_attach_code_end;

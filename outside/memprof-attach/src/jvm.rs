@@ -50,7 +50,7 @@ pub(crate) fn load_plugin(
     }
     let reply = read_reply(&mut jvm, Instant::now() + LOAD_TIMEOUT);
     let act = "the JVM did not say whether it loaded the plugin; `memprof ps` shows whether it is a host now";
-    Ok(is_loaded(&reply.map_err(AttachError::io(act))?))
+    Ok(reports_success(&reply.map_err(AttachError::io_error(act))?))
 }
 
 /// Sends a request in version 1 of the protocol: texts that end with NUL. "true" says that the path is absolute.
@@ -91,7 +91,7 @@ fn read_reply(jvm: &mut UnixStream, deadline: Instant) -> io::Result<String> {
 
 /// Returns whether a reply reports success. The first line is the protocol's code, the second the result of
 /// `Agent_OnAttach`, without a prefix before Java 9.
-fn is_loaded(reply: &str) -> bool {
+fn reports_success(reply: &str) -> bool {
     let mut lines = reply.lines();
     let protocol = lines.next();
     let agent = lines.next();
@@ -140,11 +140,13 @@ mod tests {
 
     #[test]
     fn replies_of_java_8_and_17_are_parsed() {
-        assert!(is_loaded("0\n0\n"));
-        assert!(is_loaded("0\nreturn code: 0\n"));
-        assert!(!is_loaded("0\nreturn code: 1\n"));
-        assert!(!is_loaded("0\n/p.so was not loaded.\n/p.so: cannot open\n"));
-        assert!(!is_loaded("101\n"));
-        assert!(!is_loaded(""));
+        assert!(reports_success("0\n0\n"));
+        assert!(reports_success("0\nreturn code: 0\n"));
+        assert!(!reports_success("0\nreturn code: 1\n"));
+        assert!(!reports_success(
+            "0\n/p.so was not loaded.\n/p.so: cannot open\n"
+        ));
+        assert!(!reports_success("101\n"));
+        assert!(!reports_success(""));
     }
 }

@@ -34,10 +34,10 @@ mod thread_limit;
 pub use attachment::{Attachment, ConfigFile};
 pub use error::{AttachError, InspectorError, LEFT_MAPPED};
 pub use inject::attach;
-pub use node::{attach_by_node_inspector, remedy};
+pub use node::{attach_by_node_inspector, refusal_remedy};
 pub use outcome::{AttachOutcome, InspectorPort};
 pub use patched_functions::{
-    MallocOwner, PatchReport, patch_beside_malloc, patch_entry_points, require_symbols,
-    restore_entry_points,
+    MallocOwner, PatchReport, patch_entry_points, patch_other_allocators,
+    require_allocator_symbols, restore_entry_points,
 };
 pub use plugin::Plugin;

@@ -22,13 +22,13 @@ pub(crate) fn provide_plugin_file(
     plugin: &Path,
 ) -> Result<(), AttachError> {
     let lost_error = |_| thread_lost_error(target);
-    let fd = page.word(shared_page::MEMFD).map_err(lost_error)? as i64;
+    let fd = page.read_word(shared_page::MEMFD).map_err(lost_error)? as i64;
     if fd < 0 {
         let cause = io::Error::from_raw_os_error(fd.saturating_neg() as i32);
         let what = "it could not make a file in memory for the plugin".to_owned();
         return Err(AttachError::Io { what, cause });
     }
-    let bytes = fs::read(plugin).map_err(AttachError::io(plugin.display().to_string()))?;
+    let bytes = fs::read(plugin).map_err(AttachError::io_error(plugin.display().to_string()))?;
     let process = Path::new("/proc").join(target.pid.to_string());
     // The new thread may have a descriptor table of its own, and its ID is unknown here, so all threads are searched.
     // Opening any other file than one in memory could have an effect.
@@ -44,7 +44,7 @@ pub(crate) fn provide_plugin_file(
         })
     })?;
     let written = open_memory_file(&path).and_then(|mut file| file.write_all(&bytes));
-    written.map_err(AttachError::io(path.display().to_string()))?;
+    written.map_err(AttachError::io_error(path.display().to_string()))?;
     // The loader does not open a path again under which it has loaded a library, so the number of slashes varies.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let slashes = "/".repeat(1 + now.map_or(0, |now| now.subsec_micros() as usize) % 64);
@@ -55,8 +55,9 @@ pub(crate) fn provide_plugin_file(
     page.send_reply(LoaderAck::FileReady).map_err(lost_error)
 }
 
-/// Opens for writing the file in memory that the thread reports. Fails unless it is an empty memory file. The number
-/// comes from the target: it may refer to a file that the target may only read, and that this user may write.
+/// Opens for writing the file in memory that the new thread has reported by its descriptor's number. Fails unless it is
+/// an empty memory file: the target may report a number of any file, even of one that it may only read, but this user
+/// may write.
 fn open_memory_file(path: &Path) -> io::Result<File> {
     let file = File::options().write(true).open(path)?;
     let metadata = file.metadata()?;

@@ -42,15 +42,15 @@ const EVALUATE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for Node to close its inspector.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for the main thread to leave a call that the signal would make fail.
-const INTERRUPTIBLE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
+const DISTURBED_CALL_TIMEOUT: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Returns how to fix a refusal; `None` if nothing can be done. For Node, which needs no right to trace, it suggests
 /// the inspector.
-pub fn remedy(pid: u32, refusal: &Refusal) -> Option<String> {
+pub fn refusal_remedy(pid: u32, refusal: &Refusal) -> Option<String> {
     let remedy = refusal.remedy();
     match refusal {
-        Refusal::Denied { .. } if program::require_node(pid).is_ok() => {
+        Refusal::Denied { .. } if program::open_node_process(pid).is_ok() => {
             let remedy = remedy.map(|remedy| format!("{remedy}; or "));
             let remedy = remedy.unwrap_or_default();
             Some(format!(
@@ -80,7 +80,7 @@ fn load_by_inspector(
     plugin: &Plugin,
     attachment: &Attachment,
 ) -> Result<AttachOutcome, AttachError> {
-    let process = program::require_node(pid)?;
+    let process = program::open_node_process(pid)?;
     require_same_network(pid)?;
     let path = plugin.path_in_target(pid)?;
     let opened = find_or_open_inspector(pid, &process)?;
@@ -138,13 +138,13 @@ impl Plugin {
     }
 }
 
-/// Waits, for 1 s at most, until the main thread is in no call that SIGUSR1 would make fail. Returns the name of the
-/// call if it still is in one; else `None`.
-fn wait_for_interruptible_call(pid: u32) -> Option<String> {
+/// Waits, for 1 s at most, while the main thread is in a call that SIGUSR1 would make fail. Returns the kernel function
+/// of the call if the thread is still in one after that time; else `None`.
+fn wait_while_signal_would_disturb(pid: u32) -> Option<String> {
     let start = Instant::now();
     loop {
-        let call = program::interruptible_call(pid)?;
-        if start.elapsed() > INTERRUPTIBLE_CALL_TIMEOUT {
+        let call = program::call_that_signal_would_disturb(pid)?;
+        if start.elapsed() > DISTURBED_CALL_TIMEOUT {
             return Some(call);
         }
         thread::sleep(POLL_INTERVAL);
@@ -177,7 +177,7 @@ fn find_or_open_inspector(pid: u32, process: &OwnedFd) -> Result<OpenInspector, 
         return Ok(inspector);
     }
     let before = known.clone();
-    if let Some(call) = wait_for_interruptible_call(pid) {
+    if let Some(call) = wait_while_signal_would_disturb(pid) {
         let was_open = before
             .iter()
             .find_map(|known| OpenInspector::connect(known, true));
@@ -186,7 +186,7 @@ fn find_or_open_inspector(pid: u32, process: &OwnedFd) -> Result<OpenInspector, 
     let signalled = pidfd_send_signal(process, Signal::USR1);
     signalled.map_err(|errno| match errno {
         Errno::SRCH => Refusal::Ended.into(),
-        errno => AttachError::io("SIGUSR1")(errno.into()),
+        errno => AttachError::io_error("SIGUSR1")(errno.into()),
     })?;
     let start = Instant::now();
     let mut untried = before.iter();
@@ -214,8 +214,8 @@ fn find_or_open_inspector(pid: u32, process: &OwnedFd) -> Result<OpenInspector, 
 }
 
 impl OpenInspector {
-    /// Connects to the inspector that may listen at a port. `was_open` is kept in the result: whether it was open
-    /// before the attachment. `None` unless an inspector replies.
+    /// Connects to the inspector that may listen at a port. `None` unless an inspector replies. The result keeps
+    /// `was_open`, which says whether the port was open before the attachment.
     fn connect(listener: &Listener, was_open: bool) -> Option<Self> {
         Some(Self {
             listener: *listener,
@@ -290,7 +290,7 @@ mod tests {
             BufReader::new(child.stdout.take().unwrap())
                 .read_line(&mut ready)
                 .unwrap();
-            let remedy = remedy(child.id(), refusal).unwrap();
+            let remedy = refusal_remedy(child.id(), refusal).unwrap();
             let words = format!(
                 "; or have this Node load the plugin itself: memprof attach --node-inspector {}",
                 child.id()

@@ -70,7 +70,8 @@ pub fn patch_entry_points(
 ) -> Result<Option<PatchReport>, AttachError> {
     watch_program(pid, || {
         let code = AllocatorCode::read(pid, owner)?;
-        code.map(|code| patch(pid, code, max_pause)).transpose()
+        code.map(|code| patch_file(pid, code, max_pause))
+            .transpose()
     })
 }
 
@@ -79,29 +80,35 @@ pub fn patch_entry_points(
 ///
 /// # Errors
 /// The program cannot be read. Errors of each file are as for [`patch_entry_points`].
-pub fn patch_beside_malloc(
+pub fn patch_other_allocators(
     pid: u32,
     max_pause: Duration,
 ) -> Result<Vec<Result<PatchReport, AttachError>>, AttachError> {
     watch_program(pid, || {
-        let files = AllocatorCode::read_beside_malloc(pid)?;
-        let patched = files.into_iter().map(|code| patch(pid, code, max_pause));
+        let files = AllocatorCode::read_other_allocators(pid)?;
+        let patched = files
+            .into_iter()
+            .map(|code| patch_file(pid, code, max_pause));
         Ok(patched.collect())
     })
 }
 
 /// Patches the functions of one file, except those that are patched already. Fails as [`patch_entry_points`] does.
-fn patch(pid: u32, code: AllocatorCode, max_pause: Duration) -> Result<PatchReport, AttachError> {
+fn patch_file(
+    pid: u32,
+    code: AllocatorCode,
+    max_pause: Duration,
+) -> Result<PatchReport, AttachError> {
     let plan = PatchPlan::new(&code)?;
     let mut target = Target::inspect(pid)?;
     require_unchanged_code(&target, &plan)?;
     // Checked before a table is written, because it would stay in the process.
-    if find_table_of(&target, &plan).is_none() {
+    if find_table_for(&target, &plan).is_none() {
         pause::require_short_pause(&target, max_pause)?;
     }
     let (base, image) = find_or_write_table(&mut target, &plan)?;
     if !code.serves_malloc {
-        plugin_tables::register(&target, base)?;
+        plugin_tables::register_table(&target, base)?;
     }
     let failed = |cause| write_error(&target, cause);
     let entries = table::read_entries(&target.memory, base).map_err(failed)?;
@@ -147,7 +154,7 @@ fn patch(pid: u32, code: AllocatorCode, max_pause: Duration) -> Result<PatchRepo
 
 /// Finds the table of a plan's file in the process, written by an earlier attachment, and returns its address. `None`
 /// if there is none.
-fn find_table_of(target: &Target, plan: &PatchPlan) -> Option<u64> {
+fn find_table_for(target: &Target, plan: &PatchPlan) -> Option<u64> {
     let starts = plan.functions.iter().map(|each| each.prologue.range.start);
     let range = starts.clone().min()?..=starts.max()?;
     table::find_tables(&target.memory, &target.maps).find(|base| {
@@ -161,7 +168,7 @@ fn find_table_of(target: &Target, plan: &PatchPlan) -> Option<u64> {
 ///
 /// # Errors
 /// `NotPatched`: the program was stripped, or is too large.
-pub fn require_symbols(pid: u32) -> Result<(), AttachError> {
+pub fn require_allocator_symbols(pid: u32) -> Result<(), AttachError> {
     watch_program(pid, || {
         AllocatorCode::read(pid, MallocOwner::Program).map(drop)
     })
@@ -173,12 +180,12 @@ pub fn require_symbols(pid: u32) -> Result<(), AttachError> {
 /// `Refused`, `Io`: the process cannot be traced; `NotPatched`: its threads cannot be stopped in time, or its code
 /// has changed. The process continues as before.
 pub fn restore_entry_points(pid: u32) -> Result<Option<PatchReport>, AttachError> {
-    watch_program(pid, || restore_unwatched(pid))
+    watch_program(pid, || restore_patched_functions(pid))
 }
 
 /// Restores the first instructions of the patched functions. Does not watch for the end of the process. `None` if no
 /// function is patched, or if this user may not read the process's memory. Fails as [`restore_entry_points`] does.
-fn restore_unwatched(pid: u32) -> Result<Option<PatchReport>, AttachError> {
+fn restore_patched_functions(pid: u32) -> Result<Option<PatchReport>, AttachError> {
     // If this user may not trace the process, it has not patched it either.
     let (Ok(memory), Ok(maps)) = (Memory::open(pid), read_maps(pid)) else {
         return Ok(None);
@@ -194,6 +201,7 @@ fn restore_unwatched(pid: u32) -> Result<Option<PatchReport>, AttachError> {
     for base in tables {
         for entry in table::read_entries(&target.memory, base).map_err(failed)? {
             if is_patched(&target.memory, &entry).map_err(failed)? {
+                // The jump is replaced by the function's own bytes.
                 patches.push(CodePatch {
                     address: entry.function,
                     original: entry.jump,
@@ -243,14 +251,15 @@ fn changed_error(function: &PlannedPatch) -> AttachError {
     ))
 }
 
-/// Returns the address and content of the table of this plan in the process, written by an earlier attachment or
-/// now. Fails if the existing table is of another version, or a function was changed.
+/// Returns the address and content of the table of this plan in the process, written by an earlier attachment or now.
+/// Fails if the existing table is of another version, a function was changed, no free addresses are near, or the table
+/// cannot be mapped or written.
 fn find_or_write_table(
     target: &mut Target,
     plan: &PatchPlan,
 ) -> Result<(u64, TableImage), AttachError> {
     let not_relocatable = |(name, reason)| AttachError::NotPatched(format!("{name} {reason}"));
-    if let Some(base) = find_table_of(target, plan) {
+    if let Some(base) = find_table_for(target, plan) {
         let image = TableImage::new(plan, base).map_err(not_relocatable)?;
         let is_same = image.matches(&target.memory, base);
         if is_same.map_err(|cause| write_error(target, cause))? {

@@ -54,7 +54,7 @@ impl Plugin {
     /// Chooses how a target loads the plugin: the loaded one, its path, a file in memory, or without /proc a temporary
     /// copy, which it creates. Fails if that copy cannot be written.
     pub(crate) fn choose_source(&self, target: &Target) -> Result<PluginSource, AttachError> {
-        if let Some(entry) = self.loaded_entry(target) {
+        if let Some(entry) = self.loaded_entry_address(target) {
             return Ok(PluginSource::Loaded(entry));
         }
         if self.has_same_path(target.pid) {
@@ -65,7 +65,7 @@ impl Plugin {
             return Ok(PluginSource::Memfd);
         }
         let bytes =
-            fs::read(&self.path).map_err(AttachError::io(self.path.display().to_string()))?;
+            fs::read(&self.path).map_err(AttachError::io_error(self.path.display().to_string()))?;
         let copy = root.write_copy(&bytes).map_err(|error| Refusal::NoFile {
             cause: error.to_string(),
         })?;
@@ -89,12 +89,12 @@ impl Plugin {
 
     /// Returns the address of [`ENTRY_NAME`] if an earlier attachment has loaded the plugin, from any path; else
     /// `None`.
-    fn loaded_entry(&self, target: &Target) -> Option<u64> {
+    fn loaded_entry_address(&self, target: &Target) -> Option<u64> {
         let bases = self.plugin_mappings(&target.maps);
         let bases = bases.filter(|mapping| mapping.offset == 0);
         let entry = |base| {
             let image = LibraryImage::read(&target.memory, base).ok()?;
-            image.symbol(ENTRY_NAME)
+            image.symbol_address(ENTRY_NAME)
         };
         bases.map(|mapping| mapping.range.start).find_map(entry)
     }

@@ -115,7 +115,7 @@ fn try_run_calls(
         written.map_err(|cause| write_error(target, cause))?;
     }
     if let Some(FunctionStack { page, .. }) = stack {
-        for (offset, word) in shared_page::allowed_words(thread.spare_calls) {
+        for (offset, word) in shared_page::spare_call_words(thread.spare_calls) {
             let written = target.memory.write(page + offset, &word.to_le_bytes());
             written.map_err(|cause| write_error(target, cause))?;
         }
@@ -127,7 +127,7 @@ fn try_run_calls(
         ..
     } = thread;
     let since = stopped.stopped_since();
-    let detached = stopped.detach_into(&frames.registers);
+    let detached = stopped.detach_into_remote_call(&frames.registers);
     detached.map_err(|_| target.process_gone_error())?;
     Ok(CallInProgress {
         tid,
@@ -138,7 +138,7 @@ fn try_run_calls(
 
 /// Builds the error for a failed write to the target's memory; if the process has ended or executed, says so.
 pub(crate) fn write_error(target: &Target, cause: io::Error) -> AttachError {
-    let failed = |()| AttachError::io(WRITE_ERROR)(cause);
+    let failed = |()| AttachError::io_error(WRITE_ERROR)(cause);
     target
         .require_same_program()
         .map_or_else(|error| error, failed)
@@ -183,7 +183,7 @@ pub(crate) fn wait_until_mapped(
                 "its thread did not map memory for {} s: is it held up (SIGSTOP, a debugger, too many busy threads, no \
                  processor for its priority)? Once it goes on, 150 KiB stay mapped there, without effect, until the \
                  process ends",
-                deadline.seconds()
+                deadline.elapsed_seconds()
             )));
         }
         thread::sleep(POLL_INTERVAL);

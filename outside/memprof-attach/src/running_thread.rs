@@ -120,13 +120,13 @@ impl ProgramCodeMap {
         if frames.contains(&restorer) {
             return Err("its threads are in signal handlers");
         }
-        self.check_frames(&frames)
+        self.require_program_frames(&frames)
     }
 
     /// Fails unless the stack begins in libc's start of the program or of a thread, and then has only code of the
     /// program. Another function there, such as one of libc or an allocator, may be one that the remote calls need.
     /// `frames` start with the innermost one.
-    fn check_frames(&self, frames: &[u64]) -> Result<(), &'static str> {
+    fn require_program_frames(&self, frames: &[u64]) -> Result<(), &'static str> {
         let entry = self.startup.as_ref().map_or(0, |startup| startup.entry);
         let is_start = |pc: &u64| (entry..entry.saturating_add(MAX_START_LEN)).contains(pc);
         let main_thread_frames = frames.split_last().filter(|(last, _)| is_start(last));
@@ -209,7 +209,7 @@ fn find_allocators(memory: &Memory, maps: &[u8], entry: u64) -> Option<Vec<File>
     let mut consider = |mapping: Mapping<'_>| {
         let image = LibraryImage::read(memory, mapping.range.start).ok()?;
         let count = missing.len();
-        missing.retain(|name| image.symbol(name).is_none());
+        missing.retain(|name| image.symbol_address(name).is_none());
         if missing.len() < count && mapping.file_name() != b"libc.so.6" {
             found.push(file_identity(&mapping));
         }
@@ -265,7 +265,11 @@ mod tests {
         };
         let (program, libc, start) = (0x1100, 0x2100, 0x1825);
         let check = |frames: &[u64], expected: Result<(), &str>| {
-            assert_eq!(running.check_frames(frames), expected, "{frames:x?}");
+            assert_eq!(
+                running.require_program_frames(frames),
+                expected,
+                "{frames:x?}"
+            );
         };
         // The main thread; another thread.
         check(&[program, program, libc, libc, start], Ok(()));

@@ -12,7 +12,7 @@ use memprof_ptrace::control_block::can_call_glibc;
 use memprof_ptrace::frame_memory::{StackOwner, find_frame_memory};
 use memprof_ptrace::process::ProcStatus;
 use memprof_ptrace::remote_call::{self, SavedContext, is_signal_frame};
-use memprof_ptrace::seccomp::{SpareCalls, require_calls, rseq_area};
+use memprof_ptrace::seccomp::{SpareCalls, require_plugin_calls, rseq_area};
 use memprof_ptrace::stop::{StopError, StoppedThread};
 use memprof_ptrace::syscall_restart::{
     self, CALL_LENGTH, RestartClass, restart_class, would_see_eintr,
@@ -100,8 +100,8 @@ enum UnsafeReason {
 }
 
 /// Stops the first thread at a safe point that is not among `avoided` and has room for the frames of `calls` calls.
-/// Tries for some seconds; threads that run are tried only if none that waits was suitable. Then fails with the reason
-/// of the last one. Fails at once for a thread that does not stop, which the caller can avoid.
+/// Tries for [`SAFE_POINT_TIMEOUT`]; running threads only after [`RUNNING_THREADS_DELAY`]. Then fails with a filter's
+/// refusal, else with the reason of the last thread. Fails at once for a thread that does not stop, so avoid it next.
 pub(crate) fn stop_at_safe_point(
     target: &mut Target,
     calls: usize,
@@ -210,7 +210,7 @@ fn stop_if_safe(
     state_when_listed: CandidateState,
     calls: usize,
 ) -> Result<SafePointThread, UnsafeReason> {
-    let stopped = StoppedThread::interrupt(tid).map_err(|error| match error {
+    let stopped = StoppedThread::stop(tid).map_err(|error| match error {
         StopError::Ended => UnsafeReason::Retry("its threads end"),
         StopError::Uninterruptible => UnsafeReason::Unstoppable,
         StopError::Refused(code) => UnsafeReason::Fatal(AttachError::Io {
@@ -218,7 +218,7 @@ fn stop_if_safe(
             cause: io::Error::from_raw_os_error(code),
         }),
     })?;
-    if stopped.signal().is_some() {
+    if stopped.pending_signal().is_some() {
         return Err(UnsafeReason::Retry("signals arrive"));
     }
     match inspect_thread(target, tid, state_when_listed, &stopped, calls) {
@@ -279,11 +279,11 @@ fn inspect_thread(
         ));
     }
     let registers_after = match state_when_listed {
-        CandidateState::InSyscall => require_waiting(target, &registers)?,
+        CandidateState::InSyscall => require_repeatable_wait(target, &registers)?,
         CandidateState::Running => require_program_code(target, tid, &registers)?,
     };
     // Each thread has its own filters, and a new thread inherits those of its creator.
-    require_calls(tid).map_err(UnsafeReason::Refused)?;
+    require_plugin_calls(tid).map_err(UnsafeReason::Refused)?;
     let state = stopped.xstate().map_err(|_| THREAD_ENDED)?;
     let blocked = stopped.signal_mask().map_err(|_| THREAD_ENDED)?;
     let saved = SavedContext {
@@ -332,7 +332,7 @@ fn require_program_code(
 
 /// Fails unless a thread waits in a system call that it can repeat, outside of signal handlers and allocators.
 /// Returns the registers with which it repeats the call.
-fn require_waiting(
+fn require_repeatable_wait(
     target: &Target,
     registers: &libc::user_regs_struct,
 ) -> Result<libc::user_regs_struct, UnsafeReason> {

@@ -77,8 +77,8 @@ pub(crate) const TOML: usize = 1536 + 4096;
 /// Second argument of `memprof_attached` on a thread that has a descriptor table without files.
 pub(crate) const OWN_TABLE: u64 = 0x5461_626c;
 
-/// Returns the words that allow the new thread these calls, with their offsets in the page.
-pub(crate) fn allowed_words(calls: SpareCalls) -> [(u64, u64); 3] {
+/// Returns the words of the page by which the new thread makes these calls or not, each after its offset.
+pub(crate) fn spare_call_words(calls: SpareCalls) -> [(u64, u64); 3] {
     let table = if calls.own_descriptors { OWN_TABLE } else { 0 };
     [
         (TABLE as u64, table),
@@ -155,13 +155,13 @@ pub(crate) struct RemotePage<'a> {
 
 impl RemotePage<'_> {
     /// Reads the number of 64 bits at an offset. Fails if the page is not mapped any more.
-    pub(crate) fn word(self, offset: usize) -> std::io::Result<u64> {
+    pub(crate) fn read_word(self, offset: usize) -> std::io::Result<u64> {
         self.memory.read_u64(self.address + offset as u64)
     }
 
     /// Reads the progress of the thread. Fails if the page is not mapped any more.
-    pub(crate) fn stage(self) -> std::io::Result<LoaderStage> {
-        Ok(match self.word(STAGE)? {
+    pub(crate) fn read_stage(self) -> std::io::Result<LoaderStage> {
+        Ok(match self.read_word(STAGE)? {
             0 => LoaderStage::NotStarted,
             1 => LoaderStage::Started,
             2 => LoaderStage::AwaitsFile,
@@ -179,7 +179,7 @@ impl RemotePage<'_> {
     }
 
     /// Reads the error text of the plugin or the loader, at most [`TEXT_LENGTH`] bytes; empty on success.
-    pub(crate) fn text(self) -> std::io::Result<String> {
+    pub(crate) fn read_text(self) -> std::io::Result<String> {
         let text: [u8; TEXT_LENGTH] = self.memory.read_array(self.address + TEXT as u64)?;
         let end = text.iter().position(|byte| *byte == 0);
         let text = &text[..end.unwrap_or(TEXT_LENGTH)];

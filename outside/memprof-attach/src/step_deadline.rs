@@ -24,7 +24,7 @@ pub(crate) struct StepDeadline {
 }
 
 impl StepDeadline {
-    /// Starts the time.
+    /// Starts the deadline now.
     pub(crate) fn new() -> Self {
         Self {
             start: Instant::now(),
@@ -32,13 +32,14 @@ impl StepDeadline {
         }
     }
 
-    /// Time since the start, in whole seconds.
-    pub(crate) fn seconds(&self) -> u64 {
+    /// Returns the time since the start, in whole seconds.
+    pub(crate) fn elapsed_seconds(&self) -> u64 {
         self.start.elapsed().as_secs()
     }
 
-    /// Returns whether the deadline has passed. It is later while the thread `tid` of the process waits for a processor,
-    /// or one that has not run yet.
+    /// Returns whether the deadline has passed: [`CALLS_TIMEOUT`], or [`BUSY_TIMEOUT`] while thread `tid` of the
+    /// process is ready to run, or another of its threads has never run. Also false within [`LOOK_INTERVAL`] after the
+    /// last check.
     pub(crate) fn has_passed(&mut self, pid: u32, tid: u32) -> bool {
         let elapsed = self.start.elapsed();
         if elapsed < CALLS_TIMEOUT
@@ -57,7 +58,7 @@ impl StepDeadline {
 fn waits_for_processor(pid: u32, tid: u32) -> bool {
     let tasks = PathBuf::from(format!("/proc/{pid}/task"));
     let is_new = |path: PathBuf| read_proc_text(path).is_ok_and(|text| has_never_run(&text));
-    // Where the kernel counts nothing, no thread seems to have run.
+    // If the kernel does not count processor times, no thread seems to have run, not even this one.
     let is_counted = !is_new("/proc/thread-self/schedstat".into());
     let threads = fs::read_dir(&tasks).into_iter().flatten().flatten();
     let mut threads = threads.take(MAX_THREADS).map(|entry| entry.path());

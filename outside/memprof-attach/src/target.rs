@@ -13,7 +13,7 @@ use memprof_ptrace::library_image::LibraryImage;
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
 use memprof_ptrace::remote_call::Gadgets;
-use memprof_ptrace::{Refusal, examine, sanitizer};
+use memprof_ptrace::{Refusal, examine_for_load, sanitizer};
 
 use crate::error::AttachError;
 use crate::running_thread::ProgramCodeMap;
@@ -97,14 +97,14 @@ impl Target {
         let memory = Memory::open_by_child(pid);
         if let Ok(memory) = &memory {
             // Two commands would write their frames to the same addresses.
-            memory.try_lock().map_err(|_| AttachError::Busy)?;
+            memory.try_lock_process().map_err(|_| AttachError::Busy)?;
         }
         // Before the error of `memory` is returned, because this one names the reason.
-        examine(pid)?;
-        let memory = Arc::new(memory.map_err(AttachError::io(path))?);
+        examine_for_load(pid)?;
+        let memory = Arc::new(memory.map_err(AttachError::io_error(path))?);
         let target = Self::read_facts(pid, Arc::clone(&memory))
             .map_err(|error| memory.explain_error(error))?;
-        memory.read_directly()?;
+        memory.switch_to_direct_reads()?;
         Ok(target)
     }
 
@@ -114,10 +114,10 @@ impl Target {
         let maps = read_maps(pid)?;
         let program =
             fs::read_link(format!("/proc/{pid}/exe")).map_err(|_| process_gone_error(pid))?;
-        sanitizer::require_none_linked(&memory, &maps, program.as_os_str().as_bytes())?;
+        sanitizer::require_no_sanitizer_linked(&memory, &maps, program.as_os_str().as_bytes())?;
         // Another file with that name may be mapped as data, and another namespace of dlmopen(3) has its own libc.
         let libraries = loaded_libraries(&memory, &maps)
-            .map_err(AttachError::io("its loader's list of libraries"))?;
+            .map_err(AttachError::io_error("its loader's list of libraries"))?;
         let libc = mappings(&maps).find(|mapping| {
             mapping.file_name() == b"libc.so.6" && libraries.contains(&mapping.range.start)
         });
@@ -132,7 +132,7 @@ impl Target {
         };
         let libc = libc.range.start;
         let image = LibraryImage::read(&memory, libc);
-        let image = image.map_err(AttachError::io("libc's symbols"))?;
+        let image = image.map_err(AttachError::io_error("libc's symbols"))?;
         let functions = Functions::find(&image).ok_or(Refusal::OldGlibc)?;
         let mut code = mappings(&maps)
             .filter(is_code)
@@ -201,16 +201,16 @@ impl Functions {
     /// Looks up the functions in libc; `None` if one is missing.
     fn find(libc: &LibraryImage) -> Option<Self> {
         Some(Self {
-            pthread_create: libc.symbol("pthread_create")?,
-            pthread_attr_init: libc.symbol("pthread_attr_init")?,
-            pthread_attr_getstacksize: libc.symbol("pthread_attr_getstacksize")?,
-            pthread_attr_setstacksize: libc.symbol("pthread_attr_setstacksize")?,
-            pthread_self: libc.symbol("pthread_self")?,
-            pthread_detach: libc.symbol("pthread_detach")?,
-            dlopen: libc.symbol("dlopen")?,
-            dlsym: libc.symbol("dlsym")?,
-            dlerror: libc.symbol("dlerror")?,
-            munmap: libc.symbol("munmap")?,
+            pthread_create: libc.symbol_address("pthread_create")?,
+            pthread_attr_init: libc.symbol_address("pthread_attr_init")?,
+            pthread_attr_getstacksize: libc.symbol_address("pthread_attr_getstacksize")?,
+            pthread_attr_setstacksize: libc.symbol_address("pthread_attr_setstacksize")?,
+            pthread_self: libc.symbol_address("pthread_self")?,
+            pthread_detach: libc.symbol_address("pthread_detach")?,
+            dlopen: libc.symbol_address("dlopen")?,
+            dlsym: libc.symbol_address("dlsym")?,
+            dlerror: libc.symbol_address("dlerror")?,
+            munmap: libc.symbol_address("munmap")?,
         })
     }
 }
@@ -223,8 +223,8 @@ pub(crate) fn read_maps(pid: u32) -> Result<Vec<u8>, AttachError> {
     }
 }
 
-/// Returns the reason why a process cannot be reached any more: it executes another program, its main thread has
-/// ended, or it has.
+/// Returns the reason why a process cannot be reached any more: it executes another program, its main thread has ended,
+/// or all its threads have.
 fn process_gone_error(pid: u32) -> AttachError {
     // The link exe cannot be read for a thread that has ended.
     let is_alive = |directory: &Path| fs::read_link(directory.join("exe")).is_ok();

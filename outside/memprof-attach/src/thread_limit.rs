@@ -94,12 +94,12 @@ impl fmt::Display for ThreadLimits {
 
 /// Returns the thread limit (`RLIMIT_NPROC`) of a process; `None` if it cannot be read.
 fn read_thread_limit(pid: u32) -> Option<Rlimit> {
-    parse_limits(&fs::read_to_string(format!("/proc/{pid}/limits")).ok()?)
+    parse_thread_limit(&fs::read_to_string(format!("/proc/{pid}/limits")).ok()?)
 }
 
 /// Parses the thread limit in the text of /proc/PID/limits; `None` if it is missing or malformed. Its line is `Max
 /// processes             0                    unlimited            processes`.
-fn parse_limits(limits: &str) -> Option<Rlimit> {
+fn parse_thread_limit(limits: &str) -> Option<Rlimit> {
     let line = limits
         .lines()
         .find_map(|line| line.strip_prefix("Max processes"))?;
@@ -133,15 +133,15 @@ mod tests {
             let line = format!(
                 "Max core file size        0  unlimited  bytes\nMax processes  {words}  processes\n"
             );
-            let limit = parse_limits(&line).map(|limit| (limit.current, limit.maximum));
+            let limit = parse_thread_limit(&line).map(|limit| (limit.current, limit.maximum));
             assert_eq!(limit, expected, "{words}");
         };
         check("0   0", Some((Some(0), Some(0))));
         check("7   unlimited", Some((Some(7), None)));
         check("x   y", None);
         let limits = ThreadLimits {
-            original: parse_limits("Max processes 0 unlimited").unwrap(),
-            raised: parse_limits("Max processes 66 unlimited").unwrap(),
+            original: parse_thread_limit("Max processes 0 unlimited").unwrap(),
+            raised: parse_thread_limit("Max processes 66 unlimited").unwrap(),
         };
         assert_eq!(limits.to_string(), "{ was = [0, -1], is = [66, -1] }");
     }

@@ -2,19 +2,20 @@
 
 use std::cell::RefCell;
 use std::fs;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use memprof_leaks::{
     AnalysisOptions, AnalysisReport, Error, Phase, Unsearched, UnsearchedAmount, UnsearchedRole,
 };
 use memprof_messages::{SIZE_EXAMPLE, parse_size};
-use memprof_ptrace::read_proc_text;
-use memprof_report::{Outline, OutlinePage, SampleType, format_amount};
+use memprof_report::{Outline, OutlinePage};
 use serde::Serialize;
 
 use crate::exit::with_exit_code;
 use crate::output;
 use crate::own_heap;
+use crate::process_names::describe_process;
+use crate::quantities::{format_size, milliseconds};
 use crate::reaper::ReaperGuard;
 use crate::share_progress::ShareProgress;
 
@@ -76,8 +77,9 @@ impl<'a> UnsearchedPart<'a> {
     }
 }
 
-/// Analyzes a process by `run`, with a progress line on the terminal and a reaper, which cleans up if this program
-/// is killed.
+/// Calls `run`, which analyzes a process, with the options and a function that shows its phases on the terminal.
+/// Meanwhile a reaper stands by, which reaps the copies of the process if this program is killed. From now on, malloc
+/// maps this program's large blocks.
 pub(crate) fn analyze<T>(
     pid: u32,
     options: AnalysisOptions,
@@ -87,7 +89,7 @@ pub(crate) fn analyze<T>(
     own_heap::map_large_blocks();
     let _reaper = ReaperGuard::start(pid)?;
     let progress = PhaseProgress::default();
-    finish_analysis(pid, run(options, &|phase| progress.show(pid, phase)))
+    finish_analysis(pid, run(options, &|phase| progress.show_phase(pid, phase)))
 }
 
 /// Clears the progress line. Adds the process's name, the remedy and the exit code to an error.
@@ -105,8 +107,8 @@ pub(crate) struct PhaseProgress {
 
 impl PhaseProgress {
     /// Shows the phase of the analysis of a process. While pointers to objects are searched, the line also has the
-    /// share that is done.
-    pub(crate) fn show(&self, pid: u32, phase: Phase) {
+    /// share that is done; the time left is measured from the start of that phase.
+    pub(crate) fn show_phase(&self, pid: u32, phase: Phase) {
         let text = phase_text(pid, phase);
         let mut marking = self.marking.borrow_mut();
         match phase {
@@ -135,14 +137,6 @@ fn phase_text(pid: u32, phase: Phase) -> String {
     }
 }
 
-/// Returns the pid and name of a process, for texts: `4711 (nginx)`; the pid alone if it has ended.
-pub(crate) fn describe_process(pid: u32) -> String {
-    match read_proc_text(format!("/proc/{pid}/comm")) {
-        Ok(name) => format!("{pid} ({})", name.trim_end()),
-        Err(_) => pid.to_string(),
-    }
-}
-
 /// Builds the error of an analysis, with its exit code: the process, the reason and the remedy.
 fn analysis_error(pid: u32, error: &Error) -> anyhow::Error {
     let remedy = error.remedy().map(|remedy| format!("; {remedy}"));
@@ -154,17 +148,17 @@ fn analysis_error(pid: u32, error: &Error) -> anyhow::Error {
 }
 
 impl<'a> AnalysisSummary<'a> {
-    /// Builds the summary from the report of an analysis. Reads this program's peak memory.
+    /// Builds the summary from the report of an analysis that has just ended. Reads this program's peak memory.
     pub(crate) fn new(pid: u32, report: &'a AnalysisReport) -> Self {
-        let milliseconds = |pause: &Duration| pause.as_micros() as f64 / 1000.0;
+        let taken = report.taken.unwrap_or_else(SystemTime::now);
         Self {
             pid,
-            taken: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+            taken: humantime::format_rfc3339_seconds(taken).to_string(),
             allocators: &report.allocators,
             rss: report.rss,
-            stopped_ms: report.stopped.iter().map(milliseconds).collect(),
-            estimated_ms: milliseconds(&report.estimate),
-            max_pause_ms: milliseconds(&report.max_pause),
+            stopped_ms: report.stopped.iter().copied().map(milliseconds).collect(),
+            estimated_ms: milliseconds(report.estimate),
+            max_pause_ms: milliseconds(report.max_pause),
             snapshots: report.stopped.len(),
             objects: report.objects,
             searched_bytes: report.searched,
@@ -181,17 +175,17 @@ impl<'a> AnalysisSummary<'a> {
         }
     }
 
-    /// Returns the lines at the end of a text: the summary, unsearched parts and warnings.
-    pub(crate) fn lines(&self) -> Vec<String> {
-        let mut lines = vec![format!("\n{}", self.summary())];
+    /// Returns the lines at the end of a text, after an empty line: the summary, unsearched parts and warnings.
+    pub(crate) fn closing_lines(&self) -> Vec<String> {
+        let mut lines = vec![format!("\n{}", self.summary_sentence())];
         lines.extend(self.unsearched_lines());
         let warnings = self.warnings.iter();
         lines.extend(warnings.map(|warning| format!("note: {warning}")));
         lines
     }
 
-    /// Returns one sentence about the searched memory, the pause and the memory used.
-    fn summary(&self) -> String {
+    /// Returns one sentence about the objects found, the pause, the searched memory and the memory used.
+    fn summary_sentence(&self) -> String {
         let stopped = self.stopped_ms.iter();
         let stopped: Vec<_> = stopped.map(|pause| format!("{pause:.1} ms")).collect();
         let pause = match stopped.is_empty() {
@@ -216,8 +210,8 @@ impl<'a> AnalysisSummary<'a> {
         )
     }
 
-    /// Returns the addition for a pause that was longer than allowed, because the machine was busy while all threads
-    /// were stopped; empty otherwise.
+    /// Returns the addition to the sentence for a pause that was longer than `--max-pause` allows, because the machine
+    /// was busy while all threads were stopped. Empty if no pause was longer, or if no limit is set (0).
     fn long_pause_text(&self) -> String {
         let is_long = |pause: &f64| *pause > self.max_pause_ms;
         match self.max_pause_ms > 0.0 && self.stopped_ms.iter().any(is_long) {
@@ -236,7 +230,7 @@ impl<'a> AnalysisSummary<'a> {
     }
 
     /// Builds the page of `command`. `head` are the first lines of the text: the heading, then facts. `limits` are
-    /// sentences on the limits of the analysis. Panics without a heading.
+    /// sentences on the limits of the analysis. Panics if `head` is empty.
     pub(crate) fn build_page(
         &self,
         command: &str,
@@ -248,7 +242,7 @@ impl<'a> AnalysisSummary<'a> {
             "Taken at {}, with {} of resident memory. {}",
             self.taken,
             format_size(self.rss),
-            self.summary()
+            self.summary_sentence()
         );
         let [heading, more @ ..] = head else {
             unreachable!("a text has a first line");
@@ -267,14 +261,9 @@ impl<'a> AnalysisSummary<'a> {
     }
 }
 
-/// Parses an amount of memory to bytes, e.g. `512MiB`. The error is a text with a valid example.
+/// Parses an amount of memory, e.g. `512MiB`, to bytes. The error is a text with a valid example.
 pub(crate) fn parse_amount(text: &str) -> Result<u64, String> {
     parse_size(text).ok_or_else(|| format!("a size is {SIZE_EXAMPLE}"))
-}
-
-/// Formats a number of bytes with its unit.
-pub(crate) fn format_size(bytes: u64) -> String {
-    format_amount(bytes.cast_signed(), SampleType::InuseSpace)
 }
 
 /// Returns the peak resident set of this program, in bytes; 0 if it cannot be read.
@@ -283,4 +272,21 @@ fn peak_resident_bytes() -> u64 {
     let value = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kibibytes = value.and_then(|value| value.trim().strip_suffix(" kB")?.parse::<u64>().ok());
     kibibytes.unwrap_or(0) << 10
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn summary_has_the_time_of_the_snapshot() {
+        let mut report = AnalysisReport::default();
+        report.taken = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(86_400));
+        assert_eq!(
+            AnalysisSummary::new(1, &report).taken,
+            "1970-01-02T00:00:00Z"
+        );
+    }
 }

@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 
 use crate::exit::Outcome;
 use crate::patched_functions::{self, PatchOptions, PatchOutcome};
-use crate::process_names::host_name;
+use crate::process_names::host_display_name;
+use crate::quantities::milliseconds;
 use crate::refusal_error::{program_end_error, refusal_error};
 use crate::reply::{ParsedReply, send_request};
 use crate::run::find_plugin;
@@ -121,7 +122,7 @@ struct AttachOutput {
 /// Runs `memprof attach`. If the process has ended or executed another program meanwhile, the error says so.
 pub(crate) fn run(args: &AttachArgs) -> Outcome {
     let program = ProgramWatch::open(args.pid);
-    attach_and_report(args).map_err(|error| match program.end() {
+    attach_and_report(args).map_err(|error| match program.program_end() {
         Some(end) => program_end_error(args.pid, end),
         None => error,
     })
@@ -142,22 +143,23 @@ fn attach_and_report(args: &AttachArgs) -> Outcome {
 }
 
 /// Connects to a process that is a host already; `None` if it is not, or does not reply.
-pub(crate) fn connect_existing(pid: u32) -> Option<Client> {
+pub(crate) fn connect_existing_host(pid: u32) -> Option<Client> {
     target::connect(Some(&pid.to_string())).ok()
 }
 
 /// Connects to a process, and attaches to it first if it is no host yet. The outcome is `None` if it was a host
-/// already, or became one meanwhile: the thread that a killed `memprof attach` has created goes on.
+/// already, or became one meanwhile: an earlier `memprof attach` that was killed may have left a thread that loads the
+/// plugin.
 pub(crate) fn connect_or_attach(
     args: &AttachArgs,
 ) -> anyhow::Result<(Client, Option<AttachOutcome>)> {
-    if let Some(client) = connect_existing(args.pid) {
+    if let Some(client) = connect_existing_host(args.pid) {
         return Ok((client, None));
     }
     let program = ProgramWatch::open(args.pid);
     match attach(args) {
-        Ok(attached) => Ok((connect_started(args, &program)?, Some(attached))),
-        Err(error) => match connect_existing(args.pid) {
+        Ok(attached) => Ok((connect_when_started(args, &program)?, Some(attached))),
+        Err(error) => match connect_existing_host(args.pid) {
             Some(client) => Ok((client, None)),
             None => Err(error),
         },
@@ -180,10 +182,10 @@ fn attach(args: &AttachArgs) -> anyhow::Result<AttachOutcome> {
     attached.map_err(|error| refusal_error(pid, &error))
 }
 
-/// Connects to a process in which the plugin was started. It is found by the name of the thread that accepts
-/// connections, which on a busy machine has it only some time after the socket was opened. Fails if the program ends,
-/// or does not answer within [`ACCEPTOR_TIMEOUT`].
-fn connect_started(args: &AttachArgs, program: &ProgramWatch) -> anyhow::Result<Client> {
+/// Connects to a process into which the plugin was just loaded; polls until that succeeds. The plugin is found by the
+/// name of its thread that accepts connections, which on a busy machine has this name only some time after the socket
+/// was opened. Fails if the program ends, or the plugin does not answer within [`ACCEPTOR_TIMEOUT`].
+fn connect_when_started(args: &AttachArgs, program: &ProgramWatch) -> anyhow::Result<Client> {
     let pid = args.pid;
     let begun = Instant::now();
     loop {
@@ -213,8 +215,8 @@ impl AttachArgs {
         }
     }
 
-    /// Returns the sampler in the arguments; the default if it is missing or invalid. The plugin refuses an invalid
-    /// one, and several.
+    /// Returns the sampler of the last `sampler=` in the arguments; the default if there is none, or if it is invalid.
+    /// The plugin refuses an invalid one, and several.
     fn sampler(&self) -> SamplerChoice {
         let mut args = self.args.iter().rev();
         let sampler = args.find_map(|arg| arg.strip_prefix("sampler="));
@@ -249,13 +251,13 @@ fn build_output(
     entries: &PatchOutcome,
 ) -> anyhow::Result<AttachOutput> {
     let pid = args.pid;
-    let name = host_name(pid, client.host()?.name);
+    let name = host_display_name(pid, client.host_info()?.name);
     let status = send_request(client, "status", "")?.into_success()?;
     let (stopped, thread) = match attached {
         Some(AttachOutcome::ByThread { stops, thread, .. }) => (stops.iter().sum(), Some(*thread)),
         Some(AttachOutcome::ByJvm | AttachOutcome::ByNode { .. }) | None => (Duration::ZERO, None),
     };
-    let stopped_ms = stopped.as_micros() as f64 / 1000.0;
+    let stopped_ms = milliseconds(stopped);
     let how = match attached {
         Some(AttachOutcome::ByThread { .. }) => {
             format!(", which was stopped for {stopped_ms:.1} ms")
@@ -281,7 +283,7 @@ fn build_output(
         _ => String::new(),
     };
     let handled = match attached {
-        Some(AttachOutcome::ByThread { handled, .. }) => handlers_note(handled),
+        Some(AttachOutcome::ByThread { handled, .. }) => forking_handlers_note(handled),
         _ => None,
     };
     let handled = handled.map_or_else(String::new, |line| format!("\n{line}"));
@@ -328,7 +330,7 @@ fn unused_patches_note(status: &ParsedReply, entries: &PatchOutcome, pid: u32) -
 
 /// Returns the note on signal handlers that must not fork any more, because the program had a single thread. `handled`
 /// are the names of their signals. `None` if there are none.
-pub(crate) fn handlers_note(handled: &[String]) -> Option<String> {
+pub(crate) fn forking_handlers_note(handled: &[String]) -> Option<String> {
     let line = format!(
         "it had one thread until now: if its handler of {} forks, that may wait for ever, also after `memprof detach` \
          (restart the program then)",
@@ -343,8 +345,8 @@ mod tests {
 
     #[test]
     fn handlers_are_named_by_their_signals() {
-        assert_eq!(handlers_note(&[]), None);
-        let line = handlers_note(&["SIGALRM", "signal 50"].map(str::to_owned)).unwrap();
+        assert_eq!(forking_handlers_note(&[]), None);
+        let line = forking_handlers_note(&["SIGALRM", "signal 50"].map(str::to_owned)).unwrap();
         assert!(
             line.contains("its handler of SIGALRM, signal 50 forks"),
             "{line}"

@@ -12,8 +12,8 @@ use anyhow::Context;
 use crate::output;
 use crate::signals;
 
-/// Writes a page to a new file that is kept and that only this user may read. Returns its path and the result of
-/// `write`.
+/// Writes a page to a new file in the directory for temporary files, which is kept, and which only this user may read.
+/// Returns its path and the result of `write`.
 pub(crate) fn write_page<T>(
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<(PathBuf, T)> {
@@ -31,7 +31,7 @@ pub(crate) fn write_page<T>(
     Ok((path, value))
 }
 
-/// Opens a file in the user's browser, or prints its path if there is none.
+/// Opens a file in the user's browser. Prints its absolute path on stdout if no browser starts.
 pub(crate) fn open_or_print(file: &Path) -> anyhow::Result<()> {
     if !open_in_browser(file)? {
         output::print(&std::path::absolute(file)?.display().to_string());
@@ -39,7 +39,7 @@ pub(crate) fn open_or_print(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Like [`open_or_print`], but prints the path on stderr, because stdout carries data.
+/// Like [`open_or_print`], but prints the path on stderr, because stdout carries the page or a dump.
 pub(crate) fn open_or_print_to_stderr(file: &Path) -> anyhow::Result<()> {
     if !open_in_browser(file)? {
         output::print_stderr(&std::path::absolute(file)?.display().to_string());
@@ -47,11 +47,11 @@ pub(crate) fn open_or_print_to_stderr(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens a file in the first of the user's browsers that starts. Returns false if none does; each failure is noted
-/// on stderr.
+/// Opens a file in the first of the user's browsers that starts, and says so on stderr. Returns false if none does;
+/// each failure is noted on stderr.
 fn open_in_browser(file: &Path) -> anyhow::Result<bool> {
     let file = std::path::absolute(file)?;
-    let started = browsers()
+    let started = candidate_browsers()
         .iter()
         .any(|browser| match spawn_browser(browser, &file) {
             Ok(()) => true,
@@ -68,7 +68,7 @@ fn open_in_browser(file: &Path) -> anyhow::Result<bool> {
 
 /// Returns the browsers to try: the programs in `BROWSER`, which are separated by colons, then `xdg-open` if there is a
 /// display.
-fn browsers() -> Vec<String> {
+fn candidate_browsers() -> Vec<String> {
     let listed = env::var("BROWSER").unwrap_or_else(|_| String::new());
     let listed = listed.split(':').filter(|browser| !browser.is_empty());
     let mut browsers: Vec<_> = listed.map(str::to_owned).collect();
@@ -79,7 +79,7 @@ fn browsers() -> Vec<String> {
     browsers
 }
 
-/// Starts a browser without waiting: it may run while its window is open.
+/// Starts a browser, without its output, and does not wait for it: it may run while its window is open.
 fn spawn_browser(browser: &str, file: &Path) -> io::Result<()> {
     let mut command = Command::new(browser);
     command

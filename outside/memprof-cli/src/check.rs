@@ -41,14 +41,14 @@ pub(crate) struct CheckArgs {
 /// child.
 pub(crate) fn run(args: &CheckArgs) -> Outcome {
     match args.in_child {
-        true => run_in_child(&args.plugin),
-        false => check_in_child(&args.plugin, args.limit),
+        true => check_as_child(&args.plugin),
+        false => check_by_child(&args.plugin, args.limit),
     }
 }
 
 /// Loads the plugin in a child process. Fails if the child takes longer than `limit`, crashes, or ends before the check
 /// is made; otherwise the outcome is its exit code.
-fn check_in_child(plugin: &Path, limit: Duration) -> Outcome {
+fn check_by_child(plugin: &Path, limit: Duration) -> Outcome {
     let own = std::env::current_exe().context("failed to find this program")?;
     let (mut proof, child_end) = UnixStream::pair().context("failed to make a socket pair")?;
     let mut child = Command::new(own)
@@ -97,7 +97,7 @@ fn check_in_child(plugin: &Path, limit: Duration) -> Outcome {
     }
 }
 
-/// Waits until the child has ended. Returns whether it has within `limit`.
+/// Waits until the child has ended, for at most `limit`. Returns whether it has.
 fn wait_for_exit(child: &Child, limit: Duration) -> Result<bool> {
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())
         .context("failed to watch the child that loads the plugin")?;
@@ -108,9 +108,10 @@ fn wait_for_exit(child: &Child, limit: Duration) -> Result<bool> {
     Ok(ready > 0)
 }
 
-/// Makes the check in the child, and sends the proof to standard input, which [`check_in_child`] has made a socket.
-fn run_in_child(plugin: &Path) -> Outcome {
-    let outcome = load_plugin(plugin);
+/// Makes the check in this process, which is the child. Sends the proof to standard input, which [`check_by_child`] has
+/// made a socket.
+fn check_as_child(plugin: &Path) -> Outcome {
+    let outcome = check_and_print(plugin);
     // The write fails if a user typed the option: then standard input is no socket.
     if let Ok(proof) = std::io::stdin().as_fd().try_clone_to_owned() {
         let _written = UnixStream::from(proof).write_all(&std::process::id().to_ne_bytes());
@@ -118,9 +119,9 @@ fn run_in_child(plugin: &Path) -> Outcome {
     outcome
 }
 
-/// Loads the plugin as a host would, and prints its ID, version and messages. The exit code of an error is that of
-/// its status.
-fn load_plugin(plugin: &Path) -> Outcome {
+/// Loads the plugin as a host would, and prints its ID, version and messages. Notes warnings. The exit code of an error
+/// is that of its status.
+fn check_and_print(plugin: &Path) -> Outcome {
     let (info, warnings) = memprof_host::check(plugin, None)
         .map_err(|error| with_exit_code(code_of_status(error.status()), error.to_string()))?;
     output::print(&format!(

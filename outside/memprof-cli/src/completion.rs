@@ -5,22 +5,21 @@ use std::ffi::OsStr;
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
 use memprof_messages::{MESSAGES, PLUGIN};
 
-/// Completes a word to those of the candidates that start with it.
-pub(crate) fn complete_from(candidates: Vec<String>) -> ArgValueCompleter {
+/// Returns a completer that offers those of the candidates that start with the typed text.
+pub(crate) fn candidates_completer(candidates: Vec<String>) -> ArgValueCompleter {
     ArgValueCompleter::new(move |current: &OsStr| matching_candidates(&candidates, current))
 }
 
-/// Completes a target to the running hosts, by pid and by name.
+/// Returns a completer for a target: it offers the pids and names of the hosts that run.
 pub(crate) fn target_completer() -> ArgValueCompleter {
-    ArgValueCompleter::new(|current: &OsStr| matching_candidates(&host_names(), current))
+    ArgValueCompleter::new(|current: &OsStr| matching_candidates(&host_pids_and_names(), current))
 }
 
-/// Returns the pids and names of the running hosts, without names that need quotes.
-fn host_names() -> Vec<String> {
+/// Returns the pids and then the names of the running hosts, without names that a shell would split or interpret.
+fn host_pids_and_names() -> Vec<String> {
     let hosts = memprof_host::running_hosts();
     let by_pid = hosts.iter().map(|host| host.pid.to_string());
     let by_name = hosts.iter().map(|host| host.info.name.clone());
-    // A shell would split another name, or interpret its characters.
     let is_plain = |name: &String| {
         name.chars()
             .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
@@ -28,10 +27,11 @@ fn host_names() -> Vec<String> {
     by_pid.chain(by_name).filter(is_plain).collect()
 }
 
-/// Completes a word of `memprof msg`: a running host, a plugin's name, or a message of `memory_profile`.
+/// Returns a completer for a word of `memprof msg`: a running host, the plugin `memory_profile`, or one of its
+/// messages.
 pub(crate) fn msg_completer() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
-        let mut names = host_names();
+        let mut names = host_pids_and_names();
         names.push(PLUGIN.to_owned());
         names.extend(MESSAGES.iter().map(|message| message.name.to_owned()));
         matching_candidates(&names, current)

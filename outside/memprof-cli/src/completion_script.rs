@@ -10,7 +10,7 @@ use crate::output;
 /// Environment variable by which the shell's script requests completions from this program.
 pub(crate) const COMPLETE_VARIABLE: &str = "MEMPROF_COMPLETE";
 
-/// Prints a script that runs this program at each completion, so that it offers running hosts.
+/// Prints a shell's script that runs this program at each completion, so that it offers the hosts that run then.
 pub(crate) fn print_script(shell: Shell) -> Outcome {
     let mut script = Vec::new();
     let shell = shell.to_string();

@@ -23,13 +23,14 @@ pub(crate) struct Container {
 }
 
 impl Container {
-    /// Returns the container of a process; `None` if it is in none that its cgroup names.
+    /// Returns the container of a process. `None` if its cgroups name none, or cannot be read.
     pub(crate) fn for_pid(pid: u32) -> Option<Self> {
         let cgroups = read_proc_text(format!("/proc/{pid}/cgroup")).ok()?;
         Self::parse(&cgroups)
     }
 
-    /// Returns the innermost container that the text of /proc/PID/cgroup names. `None` if it names none.
+    /// Returns the innermost container that the text of /proc/PID/cgroup names. Its lines are `ID:CONTROLLERS:PATH`
+    /// (cgroups(7)). `None` if it names none.
     pub(crate) fn parse(cgroups: &str) -> Option<Self> {
         let paths = cgroups
             .lines()
@@ -68,7 +69,8 @@ impl Container {
         Some(Self { id, has_id: false })
     }
 
-    /// Returns the name if it is known, else the short id.
+    /// Returns the name, or the short id if only an id is known. Looks the name of an id up in the files of Docker and
+    /// Podman.
     pub(crate) fn name(&self) -> String {
         let name = self.has_id.then(|| stored_name(&self.id)).flatten();
         name.unwrap_or_else(|| match self.has_id {
@@ -77,13 +79,13 @@ impl Container {
         })
     }
 
-    /// Returns whether a name that a user typed is that of the container of process `pid`: its name, the start of its
-    /// id, or its host name, which Kubernetes sets to the pod's name.
-    fn is_called(&self, pid: u32, text: &str) -> bool {
+    /// Returns whether a name that a user typed is that of this container, in which process `pid` is: its name, the
+    /// start of its id, or its host name, which Kubernetes sets to the pod's name.
+    fn has_name(&self, pid: u32, text: &str) -> bool {
         let is_prefix = self.has_id && text.len() >= MIN_PREFIX && self.id.starts_with(text);
         is_prefix
             || self.name() == text
-            || host_name(Path::new(&format!("/proc/{pid}/root")))
+            || read_host_name(Path::new(&format!("/proc/{pid}/root")))
                 .is_some_and(|host| host.trim() == text)
     }
 }
@@ -93,7 +95,7 @@ const MAX_HOST_NAME: u64 = 65;
 
 /// Reads /etc/hostname in the root directory of a process. The process may have chosen the file, so no link leads out
 /// of its root, and only a regular file is read. `None` if there is none, or if it cannot be read.
-fn host_name(root: &Path) -> Option<String> {
+fn read_host_name(root: &Path) -> Option<String> {
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = openat(CWD, root, directory, Mode::empty()).ok()?;
     let open = |flags: OFlags| {
@@ -136,19 +138,26 @@ fn stored_name(id: &str) -> Option<String> {
     docker().or_else(podman)
 }
 
-/// Finds a process by the text after `container:`. `NAME` is the only process of the container; the pid in `NAME/PID`
-/// is its pid there or here.
+/// Finds a process by the text after `container:`. `NAME` selects the only process of the container, `NAME/PID` the one
+/// that has this pid in the container or outside of it.
 ///
 /// # Errors
-/// No container has the name, it has no process with that pid, or it has several processes and no pid was given.
-pub(crate) fn find_process(text: &str) -> Result<u32, String> {
+/// The text behind the slash is no pid, no container has the name, it has no process with that pid, or it has several
+/// processes and no pid was given.
+pub(crate) fn find_process_in_container(text: &str) -> Result<u32, String> {
     let (name, wanted) = match text.rsplit_once('/') {
-        Some((name, pid)) => (name, pid.parse::<u32>().ok()),
+        Some((name, pid)) => {
+            let parsed = pid.parse::<u32>();
+            let pid = parsed.map_err(|_| {
+                format!("\"{pid}\" is not a pid: expected container:NAME or container:NAME/PID")
+            })?;
+            (name, Some(pid))
+        }
         None => (text, None),
     };
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let is_in = |pid: &u32| Container::for_pid(*pid).is_some_and(|one| one.is_called(*pid, name));
+    let is_in = |pid: &u32| Container::for_pid(*pid).is_some_and(|one| one.has_name(*pid, name));
     let mut found: Vec<u32> = pids.filter(is_in).collect();
     found.sort_unstable();
     if found.is_empty() {
@@ -157,7 +166,7 @@ pub(crate) fn find_process(text: &str) -> Result<u32, String> {
         ));
     }
     if let Some(wanted) = wanted {
-        found.retain(|pid| *pid == wanted || own_pid(*pid) == Some(wanted));
+        found.retain(|pid| *pid == wanted || innermost_pid(*pid) == Some(wanted));
     }
     match *found {
         [pid] => Ok(pid),
@@ -176,8 +185,8 @@ pub(crate) fn find_process(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Returns the pid of a process in its innermost pid namespace. `None` if the process has ended.
-fn own_pid(pid: u32) -> Option<u32> {
+/// Returns the pid of a process in its innermost pid namespace. `None` if its status cannot be read, as after its end.
+fn innermost_pid(pid: u32) -> Option<u32> {
     let status = ProcStatus::read_thread(pid).ok()?;
     status.ns_pids.last().copied()
 }
@@ -218,11 +227,19 @@ mod tests {
     }
 
     #[test]
+    fn container_with_a_word_in_place_of_a_pid_is_refused() {
+        for text in ["web/abc", "web/", "web/-1"] {
+            let error = find_process_in_container(text).unwrap_err();
+            assert!(error.contains("is not a pid: expected"), "{text}: {error}");
+        }
+    }
+
+    #[test]
     fn host_name_is_read_of_a_regular_file_below_the_root_only() {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("etc/hostname");
         fs::create_dir(place.path().join("etc")).unwrap();
-        let name = || host_name(place.path());
+        let name = || read_host_name(place.path());
         assert_eq!(name(), None);
         fs::write(&file, "pod-7\n").unwrap();
         assert_eq!(name().as_deref(), Some("pod-7\n"));

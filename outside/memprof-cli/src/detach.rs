@@ -7,7 +7,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use memprof_host::{DiscoveryScope, RunningHost, discover};
+use memprof_host::{DiscoveryScope, RunningHost, discover_hosts};
 use memprof_ptrace::HaltWatch;
 use serde_json::json;
 
@@ -90,10 +90,10 @@ pub(crate) fn run(args: &DetachArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// Detaches the plugin, restores patched functions, and waits until the plugin's threads have ended. A plugin that was
-/// loaded with the program cannot be detached. If functions were patched for it, it only loses its samples and the
-/// patches, and the outcome is `Patches`. If the plugin has ended already, but has left patched functions, these are
-/// restored.
+/// Detaches the plugin, restores patched functions, waits until the plugin's threads have ended, and removes the empty
+/// directories that it leaves in a container. A plugin that was loaded with the program cannot be detached. If
+/// functions were patched for it, it only loses its samples and the patches, and the outcome is `Patches`. If the
+/// plugin has ended already, but has left patched functions, these are restored.
 ///
 /// Fails if the process is halted, or if a thread still runs after [`THREADS_EXIT_TIMEOUT`].
 pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
@@ -133,7 +133,7 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
         thread::sleep(POLL_INTERVAL);
     }
     if let Some(leftovers) = leftovers {
-        leftovers.remove_directories();
+        leftovers.remove_empty_directories();
     }
     Ok(DetachOutcome::Plugin)
 }
@@ -151,7 +151,7 @@ pub(crate) fn has_memprof_threads(pid: u32) -> Option<bool> {
 
 /// Lists the pids of the hosts among a process and its descendants.
 fn hosts_in_tree(pid: u32) -> Vec<u32> {
-    let hosts = discover(DiscoveryScope::AllProcesses, |_| ()).hosts;
+    let hosts = discover_hosts(DiscoveryScope::AllProcesses, |_| ()).hosts;
     let below: HashSet<u32> = descendants(pid).into_iter().collect();
     let pids = hosts.into_iter().map(|(RunningHost { pid, .. }, ())| pid);
     pids.filter(|host| *host == pid || below.contains(host))

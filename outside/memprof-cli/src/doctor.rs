@@ -10,13 +10,13 @@ use memprof_ptrace::frame_memory::loaded_libraries;
 use memprof_ptrace::library_image::LibraryImage;
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::memory::Memory;
-use memprof_ptrace::{ExaminedProcess, Purpose, Refusal, examine, examine_for};
+use memprof_ptrace::{ExaminedProcess, Purpose, Refusal, examine_for, examine_for_load};
 use serde::Serialize;
 
-use crate::analysis_summary::describe_process;
 use crate::exit::{Outcome, UNAVAILABLE};
 use crate::message::{self, MessageArgs};
 use crate::output;
+use crate::process_names::describe_process;
 use crate::program_kind::{ProgramKinds, stripped_allocator};
 use crate::reply::send_request;
 use crate::subject::{Subject, find_subject};
@@ -52,25 +52,25 @@ pub(crate) fn run(args: &MessageArgs) -> Outcome {
 /// Diagnoses a process without the plugin, and prints the findings, as JSON if `json`. The exit code is 4 if it cannot
 /// be profiled.
 fn diagnose_outside(pid: u32, json: bool) -> Outcome {
-    let examined = examine(pid);
+    let examined = examine_for_load(pid);
     let mut findings = Vec::new();
     if let Err(refusal) = &examined {
         findings.push(refusal_finding(pid, refusal));
     }
-    let heaps = runtime_heaps(pid);
+    let heaps = detect_runtime_heaps(pid);
     findings.extend(heaps.iter().map(|heap| {
         let finding = heap.to_finding();
         let remedy = finding.remedy.replace("PID", &pid.to_string());
         Finding { remedy, ..finding }
     }));
-    findings.extend(examined.as_ref().ok().and_then(process_notice));
+    findings.extend(examined.as_ref().ok().and_then(seccomp_notice));
     let stripped = stripped_allocator(pid);
-    findings.extend(stripped.map(|name| stripped_finding(pid, name)));
+    findings.extend(stripped.map(|name| stripped_allocator_finding(pid, name)));
     let has_plugin = examined.as_ref().is_ok_and(|process| process.has_plugin);
     findings.extend(has_plugin.then(|| plugin_without_socket_finding(pid)));
     let kind = ProgramKinds::default().kind_for_pid(pid);
     let next = match stripped {
-        // Its heap is found by its own tables.
+        // A stripped jemalloc is found by its tables in memory, so `holders` works.
         Some("jemalloc") => next_command(pid, false),
         Some(_) => format!("memprof ledger {pid}"),
         None => next_command(pid, examined.is_ok()),
@@ -126,9 +126,10 @@ pub(crate) fn next_command(pid: u32, can_attach: bool) -> String {
     }
 }
 
-/// Builds the finding that the plugin cannot be loaded.
+/// Builds the finding that the plugin cannot be loaded. If the process can be read nevertheless, the remedy names the
+/// commands that need no plugin.
 fn refusal_finding(pid: u32, refusal: &Refusal) -> Finding {
-    let remedy = memprof_attach::remedy(pid, refusal);
+    let remedy = memprof_attach::refusal_remedy(pid, refusal);
     let remedy = remedy.unwrap_or_else(|| "nothing helps while it runs".to_owned());
     let remedy = match examine_for(Purpose::Read, pid) {
         Ok(_) => format!(
@@ -161,25 +162,26 @@ fn plugin_without_socket_finding(pid: u32) -> Finding {
 }
 
 /// Builds the finding that the functions of an allocator in the program have no symbols.
-fn stripped_finding(pid: u32, allocator: &str) -> Finding {
+fn stripped_allocator_finding(pid: u32, allocator: &str) -> Finding {
     Finding {
         kind: "stripped_allocator".into(),
         severity: Severity::Error.into(),
-        message: stripped_text(allocator),
-        remedy: stripped_remedy(pid, allocator),
+        message: stripped_allocator_text(allocator),
+        remedy: stripped_allocator_remedy(pid, allocator),
     }
 }
 
 /// Describes an allocator of the program whose functions have no symbols.
-pub(crate) fn stripped_text(allocator: &str) -> String {
+pub(crate) fn stripped_allocator_text(allocator: &str) -> String {
     format!(
         "the program contains {allocator}, but was stripped, so nothing tells which functions are {allocator}'s: what it \
          gives out is in no profile"
     )
 }
 
-/// Returns what makes the functions of an allocator known, and which commands need no function.
-pub(crate) fn stripped_remedy(pid: u32, allocator: &str) -> String {
+/// Returns the remedy for an allocator whose functions have no symbols: keep them in another build. Until then, it
+/// names the commands that work without them.
+pub(crate) fn stripped_allocator_remedy(pid: u32, allocator: &str) -> String {
     let now = match allocator {
         "jemalloc" => format!(
             "as it runs, `memprof leaks --prove {pid}`, `memprof holders {pid}` and `memprof ledger {pid}` work"
@@ -193,7 +195,7 @@ pub(crate) fn stripped_remedy(pid: u32, allocator: &str) -> String {
 
 /// Returns the notice that attaching will read the process's seccomp filter, and may refuse then. `None` if it has no
 /// filter.
-fn process_notice(process: &ExaminedProcess) -> Option<Finding> {
+fn seccomp_notice(process: &ExaminedProcess) -> Option<Finding> {
     process.has_filter().then(|| Finding {
         kind: "seccomp_filter".into(),
         severity: Severity::Notice.into(),
@@ -203,8 +205,9 @@ fn process_notice(process: &ExaminedProcess) -> Option<Finding> {
     })
 }
 
-/// Finds the runtimes of a process whose objects come from no allocator; none if it may not be inspected.
-fn runtime_heaps(pid: u32) -> Vec<RuntimeHeap> {
+/// Finds the language runtimes of a process whose objects come from no allocator, by what its files export, their
+/// names, its environment and its arguments. Empty if the process's memory may not be read.
+fn detect_runtime_heaps(pid: u32) -> Vec<RuntimeHeap> {
     let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
     let words = |bytes: Vec<u8>| -> Vec<String> {
         let words = bytes.split(|byte| *byte == 0);
@@ -217,6 +220,7 @@ fn runtime_heaps(pid: u32) -> Vec<RuntimeHeap> {
         return Vec::new();
     };
     let loaded = loaded_libraries(&memory, &maps).unwrap_or_default();
+    // The first file that is mapped from its start is the program.
     let programs = mappings(&maps).filter(|mapping| mapping.inode != 0 && mapping.offset == 0);
     let program = programs.map(|mapping| mapping.range.start).next();
     let images: Vec<_> = program
@@ -226,7 +230,9 @@ fn runtime_heaps(pid: u32) -> Vec<RuntimeHeap> {
         .collect();
     let is_exported = |name: &CStr| {
         let name = name.to_str().unwrap_or_default();
-        images.iter().any(|image| image.symbol(name).is_some())
+        images
+            .iter()
+            .any(|image| image.symbol_address(name).is_some())
     };
     let files: Vec<_> = mappings(&maps)
         .filter(|mapping| mapping.is_executable())

@@ -21,13 +21,13 @@ pub(crate) const MISMATCH: u8 = 6;
 /// `memprof test`: the command exceeded its budget.
 pub(crate) const OVER_BUDGET: u8 = 7;
 
-/// Like [`code_number`], as the exit code of this program.
-pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
-    code_number(error).into()
+/// Returns the exit code for an error; see [`code_number_of_error`].
+pub(crate) fn code_of_error(error: &anyhow::Error) -> ExitCode {
+    code_number_of_error(error).into()
 }
 
 /// Returns the exit code for an error as a number; [`FAILED`] for an error of unknown type.
-pub(crate) fn code_number(error: &anyhow::Error) -> u8 {
+pub(crate) fn code_number_of_error(error: &anyhow::Error) -> u8 {
     if let Some(code) = memprof_output::error_code(error) {
         code
     } else if let Some(ClientError::Unreachable(_)) = error.downcast_ref::<ClientError>() {

@@ -142,11 +142,11 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
     let all: Vec<Measurement> = (0..runs)
         .map(|_| {
             input.rewind()?;
-            measure::measure(args)
+            measure::measure_command(args)
         })
         .collect::<anyhow::Result<_>>()?;
     // Only an update needs the result, but `median_run` takes the runs.
-    let counted = all.iter().try_for_each(Measurement::require_counted);
+    let counted = all.iter().try_for_each(Measurement::require_all_counted);
     let measured = measurement::median_run(all).context("nothing was run")?;
     for note in &measured.notes {
         output::note(note);
@@ -160,7 +160,7 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
         let stacks = Stacks::read(&measured)?;
         let budget = Budget::from_measurement(&measured, &stacks, budget);
         let verdict = BudgetVerdict::new(&measured, &stacks, &budget);
-        note_unmatched(&verdict, "it stays as it was");
+        note_unmatched_limits(&verdict, "it stays as it was");
         let text = file.into_updated_text(&budget);
         output::publish_file(&args.budget, |out| Ok(out.write_all(text.as_bytes())?))?;
         output::print(&render::format_update(&args.budget, &budget, &measured));
@@ -172,7 +172,7 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
         (false, true) if verdict.unmatched_checks().next().is_some() => NO_DATA,
         (false, _) => 0,
     };
-    note_unmatched(&verdict, "it checks nothing");
+    note_unmatched_limits(&verdict, "it checks nothing");
     let Err(error) = write_verdict(&verdict, &file, args) else {
         return Ok(code.into());
     };
@@ -212,8 +212,8 @@ fn require_limits(args: &TestArgs, budget: Option<&Budget>) -> anyhow::Result<()
     Err(with_exit_code(USAGE, message))
 }
 
-/// Notes limits of functions without a sample, and the consequence.
-fn note_unmatched(verdict: &BudgetVerdict, consequence: &str) {
+/// Prints a note for each limit of a function without a sample. `consequence` ends its sentence.
+fn note_unmatched_limits(verdict: &BudgetVerdict, consequence: &str) {
     for check in verdict.unmatched_checks() {
         output::note(&format!(
             "no sample has the function of the limit {}: it was renamed or inlined, or allocates too little for \

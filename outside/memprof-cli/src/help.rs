@@ -5,10 +5,10 @@ use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Command, CommandFactory, Error};
-use memprof_messages::{ArgumentSpec, MessageSpec, message};
+use memprof_messages::{ArgumentSpec, MessageSpec, find_message};
 
 use crate::args::Args;
-use crate::completion::complete_from;
+use crate::completion::candidates_completer;
 
 /// Additions to clap's help of a command.
 struct CommandHelp {
@@ -257,8 +257,8 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Shells and manuals", &["completions", "man", "help"]),
 ];
 
-/// Returns the help of the whole program: its commands by purpose, instead of clap's one list.
-fn grouped_help(command: &Command) -> String {
+/// Returns the template of clap for the help of the whole program: its commands by purpose, instead of clap's one list.
+fn help_template(command: &Command) -> String {
     let names = GROUPS.iter().flat_map(|(_, names)| names.iter());
     let width = names.map(|name| name.len()).max().unwrap_or(0);
     let mut text = "{about-with-newline}\n{usage-heading} {usage}\n".to_owned();
@@ -280,7 +280,7 @@ fn grouped_help(command: &Command) -> String {
 impl CommandHelp {
     /// Returns the message that the command sends; `None` for a command that is no message.
     fn message(&self) -> Option<&'static MessageSpec> {
-        message(self.command)
+        find_message(self.command)
     }
 
     /// Returns the arguments of the command's message; empty for a command that is no message.
@@ -289,7 +289,7 @@ impl CommandHelp {
     }
 
     /// Returns the text after clap's help: arguments of the message, and examples.
-    fn help_text(&self) -> String {
+    fn after_help_text(&self) -> String {
         let mut text = String::new();
         let arguments = self.arguments().iter().map(|each| (each.to_string(), each));
         let width = arguments.clone().map(|(usage, _)| usage.len()).max();
@@ -319,13 +319,13 @@ impl CommandHelp {
     }
 }
 
-/// Builds the command line, with examples and completions.
-pub(crate) fn command() -> Command {
+/// Builds the command line with all commands, and adds their examples and completions.
+pub(crate) fn build_command() -> Command {
     let mut command = Args::command();
     for help in COMMANDS {
         let candidates = help.argument_completions();
         command = command.mut_subcommand(help.command, |command| {
-            let command = command.after_help(help.help_text());
+            let command = command.after_help(help.after_help_text());
             // A command that does more than send its message has its own `about` text.
             let command = match help.message() {
                 Some(message) if command.get_about().is_none() => command.about(message.help),
@@ -333,16 +333,16 @@ pub(crate) fn command() -> Command {
             };
             match candidates.is_empty() {
                 true => command,
-                false => command.mut_arg("args", |arg| arg.add(complete_from(candidates))),
+                false => command.mut_arg("args", |arg| arg.add(candidates_completer(candidates))),
             }
         });
     }
-    let help = grouped_help(&command);
+    let help = help_template(&command);
     command.help_template(help)
 }
 
-/// Returns the words of the command line. Removes the option of `memprof help --help`, which clap refuses.
-pub(crate) fn normalize(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+/// Collects the words of the command line. Removes the option in `memprof help --help`, which clap refuses.
+pub(crate) fn normalize_words(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<_> = words.collect();
     if let [_, help, option] = &*words
         && help == "help"
@@ -353,14 +353,14 @@ pub(crate) fn normalize(words: impl Iterator<Item = OsString>) -> Vec<OsString> 
     words
 }
 
-/// Adds a hint to the error for a message argument that was typed as an option: how it is written. `command` is the
-/// word after the program's name; `None` if there is none.
-pub(crate) fn with_hint(mut error: Error, command: Option<OsString>) -> Error {
+/// Adds a hint to the error for a message's argument that was typed as an option: the hint shows how to write it.
+/// Returns other errors unchanged. `command` is the word after the program's name; `None` if there is none.
+pub(crate) fn add_argument_hint(mut error: Error, command: Option<OsString>) -> Error {
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
         return error;
     };
     let option = option.trim_start_matches('-').replace('-', "_");
-    let command = command.and_then(|command| message(command.to_str()?));
+    let command = command.and_then(|command| find_message(command.to_str()?));
     let argument = command.and_then(|message| {
         let mut arguments = message.arguments.iter();
         arguments.find(|argument| option.split('=').next() == Some(argument.key))
@@ -384,7 +384,7 @@ mod tests {
     fn help_has_help() {
         let check = |line: &str, expected: &str| {
             let words = line.split(' ').map(OsString::from);
-            assert_eq!(normalize(words).join(OsStr::new(" ")), expected);
+            assert_eq!(normalize_words(words).join(OsStr::new(" ")), expected);
         };
         check("memprof help --help", "memprof help");
         check("memprof help -h", "memprof help");
@@ -394,7 +394,7 @@ mod tests {
 
     #[test]
     fn every_command_accepts_its_examples() {
-        let command = command();
+        let command = build_command();
         command.clone().debug_assert();
         for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
             let name = sub.get_name();
@@ -414,14 +414,14 @@ mod tests {
         let start = example.find("memprof").unwrap();
         let words = example[start..].split_whitespace();
         let words = words.take_while(|word| !["|", "||", "&&", ">"].contains(word));
-        if let Err(error) = command().try_get_matches_from(words) {
+        if let Err(error) = build_command().try_get_matches_from(words) {
             panic!("{example}: {error}");
         }
     }
 
     #[test]
     fn every_command_is_in_one_group() {
-        let command = command();
+        let command = build_command();
         let shown = command.get_subcommands().filter(|sub| !sub.is_hide_set());
         let mut expected: Vec<_> = shown.map(Command::get_name).chain(["help"]).collect();
         let mut grouped: Vec<_> = GROUPS
@@ -442,13 +442,13 @@ mod tests {
 
     #[test]
     fn command_with_its_own_about_keeps_it() {
-        check_about("purge", message("purge").unwrap().help);
+        check_about("purge", find_message("purge").unwrap().help);
         let own = "Remove the plugin from a process that memprof attached to";
         check_about("detach", own);
     }
 
     fn check_about(name: &str, expected: &str) {
-        let command = command();
+        let command = build_command();
         let about = command.find_subcommand(name).unwrap().get_about().unwrap();
         assert_eq!(about.to_string(), expected);
     }
@@ -460,7 +460,7 @@ mod tests {
             .find(|help| help.command == "gdump")
             .unwrap();
         assert_eq!(
-            gdump.help_text(),
+            gdump.after_help_text(),
             "Arguments of the message:\n  \
                state=on|off   start or stop\n  \
                files=1..1000  maximum number of dumps [default: 16]\n  \
@@ -475,8 +475,8 @@ mod tests {
         let hint = "tip: the message's arguments have no dashes: ";
         let check = |line: &str, expected: Option<&str>| {
             let words: Vec<_> = line.split(' ').collect();
-            let error = command().try_get_matches_from(&words).unwrap_err();
-            let message = with_hint(error, Some(words[1].into())).to_string();
+            let error = build_command().try_get_matches_from(&words).unwrap_err();
+            let message = add_argument_hint(error, Some(words[1].into())).to_string();
             let shown = message
                 .split_once(hint)
                 .and_then(|(_, shown)| shown.lines().next());

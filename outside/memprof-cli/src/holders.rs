@@ -8,22 +8,24 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use memprof_leaks::{AnalysisOptions, Detail, HeapObjectKind, Holding, Method, holders};
+use memprof_leaks::{
+    AnalysisOptions, Detail, HeapObjectKind, Holding, Method, find_process_holders,
+};
 use memprof_report::compile_pattern;
 use regex::Regex;
 use serde::Serialize;
 
 use self::page::build_page;
 use self::rows::{
-    ClassRow, HolderRow, HolderStep, class_rows, held_by_memprof, largest_holders, row_for_object,
-    rows_by_kind, sampled_rows,
+    ClassRow, HolderRow, HolderStep, class_rows, held_by_memprof, largest_holder_rows,
+    row_for_object, rows_by_kind, sampled_rows,
 };
 
-use crate::analysis_summary::{
-    AnalysisSummary, analyze, describe_process, format_size, parse_amount,
-};
+use crate::analysis_summary::{AnalysisSummary, analyze, parse_amount};
 use crate::exit::{NO_DATA, Outcome, USAGE, with_exit_code};
 use crate::output;
+use crate::process_names::describe_process;
+use crate::quantities::format_size;
 use crate::result_output::{ResultFormat, ResultOutput};
 
 /// Show what keeps the memory of a process alive: variables, stacks and other memory
@@ -125,7 +127,7 @@ impl ObjectFilter {
     }
 
     /// Returns the additional data that the analysis must collect for the filter.
-    fn detail(&self) -> Detail {
+    fn required_detail(&self) -> Detail {
         match self {
             Self::Stack(_) => Detail::Samples,
             Self::Object(address) => Detail::Object(*address),
@@ -195,13 +197,13 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
         return census::run(args, options, &output);
     }
     let holding = analyze(args.pid, options, |options, progress| {
-        holders(args.pid, filter.detail(), options, progress)
+        find_process_holders(args.pid, filter.required_detail(), options, progress)
     })?;
     let top = output.row_count(args.top);
     let groups = &holding.groups;
     let mut sampled = None;
     let rows = match &filter {
-        ObjectFilter::Largest => largest_holders(groups, top),
+        ObjectFilter::Largest => largest_holder_rows(groups, top),
         ObjectFilter::Class(class) => rows_by_kind(groups, top, |kind| match kind {
             HeapObjectKind::Class(name) => class.is_match(name),
             HeapObjectKind::Size(_) => false,
@@ -320,11 +322,12 @@ fn format_text(
             )
         }));
     }
-    lines.extend(reply.analysis.lines());
+    lines.extend(reply.analysis.closing_lines());
     lines.join("\n")
 }
 
-/// Returns the name of a holder, with its address and a mark if others hold the object too.
+/// Returns the name of a holder or object, with its address if that is known, and with a mark if others hold the object
+/// too.
 fn step_text(step: &HolderStep) -> String {
     let at = step
         .address

@@ -43,8 +43,8 @@ struct InterruptState {
 }
 
 impl Interrupts {
-    /// Starts watching, and blocks the signals ([`block_signals`]). While no [change](Self::add_change) is registered,
-    /// the first signal ends this program.
+    /// Blocks the signals ([`block_signals`]), and starts a thread that watches for them. While no
+    /// [change](Self::add_change) is registered, the first signal ends this program.
     ///
     /// # Errors
     /// No descriptor or thread is left.
@@ -97,9 +97,9 @@ impl Interrupts {
         changes.into_iter().map(|(_, change)| change).collect()
     }
 
-    /// Waits until a signal comes that ends the work, or the time is over. Returns whether one came. An interrupted
-    /// system call may end the wait early, with false.
-    pub(crate) fn wait(&self, time: Duration) -> Result<bool> {
+    /// Waits until a signal comes that ends the work, or the time is over. Returns whether one has come. False also if
+    /// the wait was interrupted, before its time.
+    pub(crate) fn wait_for_signal(&self, time: Duration) -> Result<bool> {
         let time = Timespec::try_from(time).context("the time to wait")?;
         let mut waited = [PollFd::new(self, PollFlags::IN)];
         match rustix::event::poll(&mut waited, Some(&time)) {
@@ -109,7 +109,7 @@ impl Interrupts {
         }
     }
 
-    /// Returns the signal that ended the work; `None` if none did.
+    /// Returns the signal that ended the work early; `None` if none has come.
     pub(crate) fn signal(&self) -> Option<Signal> {
         self.0.lock().first.map(|(signal, _)| signal)
     }
@@ -128,9 +128,9 @@ impl WatchState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Handles a signal. If it is the first one and changes are registered, it only makes [`Interrupts::wait`] return.
-    /// A repetition of the first one within [`REPEAT_TIME`] is ignored. Any other signal ends this program, after it
-    /// has printed for each changed process how to undo the change.
+    /// Handles a signal. If it is the first one and changes are registered, it only makes
+    /// [`Interrupts::wait_for_signal`] return. A repetition of the first one within [`REPEAT_TIME`] is ignored. Any
+    /// other signal ends this program, after it has printed for each changed process how to undo the change.
     fn handle_signal(&self, signal: Signal) {
         // The lock is held until the exit, so that no change can be registered any more.
         let mut state = self.lock();
@@ -156,8 +156,8 @@ impl WatchState {
     }
 }
 
-/// Blocks the signals in this thread and in those that it creates from now on, except signals that this program's
-/// caller ignores (nohup(1)). Programs that are started inherit the mask, unless
+/// Blocks SIGINT, SIGTERM and SIGHUP in this thread and in those that it creates from now on, except those that this
+/// program's caller ignores (nohup(1)). Returns the blocked ones. Programs that are started inherit the mask, unless
 /// [`signals::inherit_caller_signals`](crate::signals::inherit_caller_signals) restores that of the caller.
 pub(crate) fn block_signals() -> Result<SigSet> {
     let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;

@@ -20,11 +20,11 @@ use memprof_report::{
 use serde::Serialize;
 
 use self::page::build_page;
-use crate::analysis_summary::describe_process;
 use crate::exit::{NO_DATA, Outcome, with_exit_code};
 use crate::output;
+use crate::process_names::describe_process;
 use crate::prove::{self, ProveArgs};
-use crate::report_form::show_progress;
+use crate::report_form::show_symbolizing_progress;
 use crate::result_output::{ResultFormat, ResultOutput};
 use crate::stack_lines::format_frames;
 use crate::target::{self, TargetArgs};
@@ -70,8 +70,8 @@ pub(crate) struct LeaksArgs {
     open: bool,
 }
 
-/// Stacks of a dump, root first and joined by `;`, with their estimated bytes in use.
-type Stacks = HashMap<String, i64>;
+/// Stacks of a dump, root first, with their estimated bytes in use.
+type Stacks = HashMap<Vec<String>, i64>;
 
 /// Output of `memprof leaks --json`.
 #[derive(Serialize)]
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
     let pid = args.prove.pid.map(|pid| pid.to_string());
     let mut client = target::connect_to(&args.to, pid.as_deref())?;
     // In a container, the process has another pid in its own namespace, which its dumps contain.
-    let own_pid = client.host()?.pid;
+    let own_pid = client.host_info()?.pid;
     let kept = newest_dumps(&mut client, own_pid, args.last.unwrap_or(DEFAULT_DUMPS))?;
     let sources = Sources::for_process(Some(target::host_pid(&mut client)?));
     let granularity = match args.lines {
@@ -149,7 +149,7 @@ fn leaks_by_age(
     granularity: Granularity,
 ) -> anyhow::Result<Option<Leaks>> {
     let profile = fetch_symbolized(client, dump, sources)?;
-    let Ok(growth) = find_steady_growth(&profile, &fold_by_origin(&profile, granularity)) else {
+    let Ok(growth) = find_steady_growth(&profile, &fold_inuse_bytes(&profile, granularity)) else {
         return Ok(None);
     };
     let leaks = growth.stacks.into_iter().map(|stack| Leak {
@@ -193,7 +193,7 @@ fn leaks_by_dumps(
     }
     let dumps = kept.iter().map(|dump| {
         let profile = fetch_symbolized(client, dump, sources)?;
-        Ok(stack_bytes(&fold_by_origin(&profile, granularity)))
+        Ok(stack_bytes(&fold_inuse_bytes(&profile, granularity)))
     });
     let dumps: Vec<Stacks> = dumps.collect::<anyhow::Result<_>>()?;
     let span = match (kept.first(), kept.last()) {
@@ -216,13 +216,18 @@ struct ComparedDump {
     taken: SystemTime,
 }
 
-/// Lists the newest kept heap dumps of the running process, at most `count`, oldest first. Profiles of another kind are
-/// left out. `pid` is that in the process's own namespace.
+/// Lists the newest kept heap dumps of the running process, at most `count`, and reverses the host's order, so that the
+/// oldest comes first. Profiles of another kind are left out. `pid` is that in the process's own namespace.
 fn newest_dumps(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<Vec<ComparedDump>> {
     let mut kept = Vec::new();
     // A profile of growth contains past allocations, not only live memory.
     let is_comparable = |dump: &KeptDump| dump.pid == pid && dump.kind == ProfileKind::Heap;
-    for dump in client.list()?.into_iter().filter(is_comparable).take(count) {
+    for dump in client
+        .list_dumps()?
+        .into_iter()
+        .filter(is_comparable)
+        .take(count)
+    {
         let taken = humantime::parse_rfc3339(&dump.taken).context("a dump's time")?;
         kept.push(ComparedDump { id: dump.id, taken });
     }
@@ -236,17 +241,22 @@ fn fetch_symbolized(
     dump: &ComparedDump,
     sources: &Sources,
 ) -> anyhow::Result<SymbolizedProfile> {
-    let file = client.fetch(&dump.id)?;
+    let file = client.fetch_dump(&dump.id)?;
     let input = Input {
         name: &dump.id,
         bytes: &mut BufReader::new(file),
     };
-    let profile = memprof_report::read(input, Some(sources), &Options::default(), &show_progress)?;
+    let profile = memprof_report::read_profile(
+        input,
+        Some(sources),
+        &Options::default(),
+        &show_symbolizing_progress,
+    )?;
     Ok(profile)
 }
 
-/// Folds a profile's bytes in use to the functions of the program.
-fn fold_by_origin(profile: &SymbolizedProfile, granularity: Granularity) -> Folded<'static> {
+/// Folds a profile's stacks to the functions of the program, with their bytes in use.
+fn fold_inuse_bytes(profile: &SymbolizedProfile, granularity: Granularity) -> Folded<'static> {
     let sample_type = SampleType::InuseSpace;
     Folded::new(
         profile,
@@ -258,18 +268,13 @@ fn fold_by_origin(profile: &SymbolizedProfile, granularity: Granularity) -> Fold
     .into_origin_filtered()
 }
 
-/// Returns the bytes in use of each stack; its functions are joined by semicolons.
+/// Returns the bytes in use of each stack.
 fn stack_bytes(folded: &Folded<'_>) -> Stacks {
-    let stack = |functions: &[memprof_report::StringId]| {
-        functions
-            .iter()
-            .map(|id| folded.functions.get(*id))
-            .collect::<Vec<_>>()
-            .join(";")
-    };
     let mut bytes = Stacks::default();
     folded.stacks.for_each(|each| {
-        bytes.insert(stack(each.functions), each.values.value());
+        let functions = each.functions.iter();
+        let stack = functions.map(|id| folded.functions.get(*id).to_owned());
+        bytes.insert(stack.collect(), each.values.value());
     });
     bytes
 }
@@ -280,8 +285,8 @@ fn growing_stacks(dumps: &[Stacks], span: Duration) -> Vec<Leak> {
     let (Some(first), Some(last)) = (dumps.first(), dumps.last()) else {
         return Vec::new();
     };
-    let bytes = |dump: &Stacks, stack: &str| dump.get(stack).copied().unwrap_or(0);
-    let grew = |stack: &str| {
+    let bytes = |dump: &Stacks, stack: &[String]| dump.get(stack).copied().unwrap_or(0);
+    let grew = |stack: &[String]| {
         dumps
             .windows(2)
             .all(|pair| bytes(&pair[1], stack) > bytes(&pair[0], stack))
@@ -295,7 +300,7 @@ fn growing_stacks(dumps: &[Stacks], span: Duration) -> Vec<Leak> {
                 growth_bytes: growth,
                 growth_bytes_per_hour: bytes_per_hour(growth, span),
                 inuse_space: *inuse,
-                stack: stack.split(';').map(str::to_owned).collect(),
+                stack: stack.clone(),
             }
         })
         .collect();
@@ -348,49 +353,46 @@ fn format_text(leaks: &Leaks, top: usize) -> String {
 mod tests {
     use super::*;
 
+    fn stack(functions: &[&str]) -> Vec<String> {
+        functions.iter().map(ToString::to_string).collect()
+    }
+
     #[test]
     fn only_steady_growth_is_a_leak() {
+        // Stacks of `main` and a function.
         let dump = |values: &[(&str, i64)]| -> Stacks {
-            values
-                .iter()
-                .map(|(stack, bytes)| ((*stack).to_owned(), *bytes))
+            let stacks = values.iter();
+            stacks
+                .map(|(function, bytes)| (stack(&["main", function]), *bytes))
                 .collect()
         };
         let dumps = [
-            dump(&[("main;leak", 10), ("main;pause", 10), ("main;falls", 9)]),
-            dump(&[
-                ("main;leak", 20),
-                ("main;pause", 20),
-                ("main;falls", 5),
-                ("main;new", 1),
-            ]),
-            dump(&[
-                ("main;leak", 40),
-                ("main;pause", 20),
-                ("main;falls", 90),
-                ("main;new", 2),
-            ]),
+            dump(&[("leak", 10), ("pause", 10), ("falls", 9)]),
+            dump(&[("leak", 20), ("pause", 20), ("falls", 5), ("new", 1)]),
+            dump(&[("leak", 40), ("pause", 20), ("falls", 90), ("new", 2)]),
         ];
         let found = growing_stacks(&dumps, Duration::from_secs(1800));
-        let leak = |growth, now, stack: &[&str]| Leak {
+        let leak = |growth, now, function| Leak {
             growth_bytes: growth,
             growth_bytes_per_hour: growth * 2,
             inuse_space: now,
-            stack: stack.iter().map(ToString::to_string).collect(),
+            stack: stack(&["main", function]),
         };
-        assert_eq!(
-            found,
-            [
-                leak(30, 40, &["main", "leak"]),
-                leak(2, 2, &["main", "new"])
-            ]
-        );
+        assert_eq!(found, [leak(30, 40, "leak"), leak(2, 2, "new")]);
+    }
+
+    #[test]
+    fn function_with_semicolon_in_its_name_is_one_function() {
+        let functions = stack(&["main", "<[u8; 16] as app::Read>::read"]);
+        let dumps = [1, 2, 3].map(|bytes| Stacks::from([(functions.clone(), bytes)]));
+        let found = growing_stacks(&dumps, Duration::from_secs(1));
+        assert_eq!(found[0].stack, functions);
     }
 
     #[test]
     fn dumps_of_the_same_second_have_no_rate() {
-        let dump = |bytes| Stacks::from([("main".to_owned(), bytes)]);
-        let found = growing_stacks(&[dump(1), dump(2), dump(3)], Duration::ZERO);
+        let dumps = [1, 2, 3].map(|bytes| Stacks::from([(stack(&["main"]), bytes)]));
+        let found = growing_stacks(&dumps, Duration::ZERO);
         assert_eq!(found[0].growth_bytes_per_hour, 0);
     }
 }

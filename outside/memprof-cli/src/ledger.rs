@@ -7,7 +7,7 @@ mod parts;
 mod walk;
 
 use memprof_host::client::Client;
-use memprof_leaks::{AnalysisOptions, heap_residency, mapped_parts};
+use memprof_leaks::{AnalysisOptions, find_mapped_parts, measure_heap_residency};
 use memprof_messages::{
     Ledger, LedgerFinding, LedgerPart, PurgeEstimate, PurgeResult, ledger_text, purged_text,
     size_text,
@@ -18,9 +18,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use self::page::build_ledger_page;
-use crate::analysis_summary::describe_process;
 use crate::exit::{Outcome, USAGE, with_exit_code};
 use crate::message::{self, MessageArgs, TakenDump};
+use crate::process_names::describe_process;
 use crate::reply::{Body, ParsedReply, send_request};
 use crate::report_form::{FormArgs, FormatArg, LiveDump, show_live_report};
 use crate::report_view::ViewArgs;
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &LedgerArgs) -> Outcome {
     let mut reply = send_request(&mut client, "ledger", &arguments)?;
     let mut page = OutlinePage::default();
     edit_reply(&mut reply, |ledger: &mut Ledger| {
-        walk_heaps(&mut client, ledger);
+        refine_host_ledger(&mut client, ledger);
         if output.is_page() {
             let process =
                 target::host_pid(&mut client).map_or_else(|_| String::new(), describe_process);
@@ -103,15 +103,15 @@ fn ledger_output(form: &FormArgs, json: bool) -> anyhow::Result<ResultOutput<'_>
     ResultOutput::new(format, json, form.output.as_deref(), form.open)
 }
 
-/// Runs `memprof purge`. Without arguments, the heaps are walked first, so that the result can be compared with the
+/// Runs `memprof purge`. Without arguments, walks the heaps first, so that the result can be compared with the walk's
 /// estimate.
-pub(crate) fn purge(args: &MessageArgs) -> Outcome {
+pub(crate) fn run_purge(args: &MessageArgs) -> Outcome {
     let mut client = args.connect()?;
     let arguments = args.key_values();
     // An allocator= leaves out the others, but the walk does not distinguish them.
     let walked = match arguments.is_empty() {
         true => target::host_pid(&mut client).ok().and_then(|pid| {
-            let walked = heap_residency(pid, AnalysisOptions::default()).ok()?;
+            let walked = measure_heap_residency(pid, AnalysisOptions::default()).ok()?;
             Some((walked, walk::ResidentMemory::read(pid)?))
         }),
         false => None,
@@ -153,24 +153,25 @@ fn edit_reply<T: Serialize + DeserializeOwned>(
     }
 }
 
-/// Makes the rows of a host's ledger exact by a walk of the heaps. If that fails, a finding says that the rows are
+/// Makes the rows of a host's ledger exact by a walk of its heaps. If that fails, a finding says that the rows are
 /// uncertain, and why.
-fn walk_heaps(client: &mut Client, ledger: &mut Ledger) {
+fn refine_host_ledger(client: &mut Client, ledger: &mut Ledger) {
     let walked = target::host_pid(client)
         .map_err(|error| format!("{error:#}"))
-        .and_then(|pid| walk_process(pid, ledger));
+        .and_then(|pid| refine_process_ledger(pid, ledger));
     if let Err(reason) = walked {
-        walk::note_failure(ledger, &reason);
+        walk::note_walk_failure(ledger, &reason);
     }
 }
 
-/// Makes the rows of a process's ledger exact by a walk of the heaps.
+/// Makes the rows of a process's ledger exact by a walk of its heaps, which stops it for a moment, and adds the parts
+/// of the memory outside of them.
 ///
 /// # Errors
 /// The reason why the heaps were not walked; the ledger is as it was.
-fn walk_process(pid: u32, ledger: &mut Ledger) -> Result<(), String> {
+fn refine_process_ledger(pid: u32, ledger: &mut Ledger) -> Result<(), String> {
     let _step = SlowStep::begin(format!("{pid}: walking the heap"));
-    let walked = heap_residency(pid, AnalysisOptions::default());
+    let walked = measure_heap_residency(pid, AnalysisOptions::default());
     let walked = walked.map_err(|error| format!("the process {error}"))?;
     let now = walk::ResidentMemory::read(pid).ok_or("the process has ended")?;
     let resident = now.without_growth_since(walked.anonymous);
@@ -180,14 +181,15 @@ fn walk_process(pid: u32, ledger: &mut Ledger) -> Result<(), String> {
         .verdicts
         .extend(walk::later_growth_finding(grown, now.total()));
     // Without the parts, their row stays whole.
-    if let Ok(found) = mapped_parts(pid, Some(&walked)) {
+    if let Ok(found) = find_mapped_parts(pid, Some(&walked)) {
         parts::apply_parts(ledger, &found, pid);
     }
     Ok(())
 }
 
-/// Returns the resident bytes of a host outside of its allocators: mappings of the program's own, and shared memory.
-/// `None` if the host does not report them, or if an allocator keeps no count, because the bytes may then be its heap.
+/// Requests the ledger of a host. Returns its resident bytes outside of its allocators: mappings of the program's own,
+/// and shared memory. `None` if the host does not report them, or if an allocator keeps no count, because the bytes may
+/// then be its heap.
 pub(crate) fn bytes_outside_malloc(client: &mut Client) -> Option<u64> {
     let reply = send_request(client, "ledger", "").ok()?;
     let ledger: Ledger = reply.into_typed().ok()?;
@@ -213,7 +215,7 @@ pub(crate) fn growth_outside_malloc_warning(pid: u32, before: u64, after: u64) -
     })
 }
 
-/// Takes a profile of pinned slabs, which the host does not keep, and shows it as a report.
+/// Takes a profile of the objects that pin nearly empty slabs, which the host does not keep, and shows it as a report.
 fn show_pinned(args: &LedgerArgs) -> Outcome {
     let short = &args.short;
     let kind = ["kind=pinned", "keep=off"].map(str::to_owned);

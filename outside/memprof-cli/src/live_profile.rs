@@ -4,12 +4,11 @@ use std::path::Path;
 
 use memprof_messages::Profiling;
 
-use crate::analysis_summary::describe_process;
 use crate::exit::{NO_DATA, UNREACHABLE, USAGE, with_exit_code};
 use crate::message::{self, TakenDump};
 use crate::output::one_line;
 use crate::process_arg;
-use crate::process_names::{host_name, pids_with_name};
+use crate::process_names::{describe_process, host_display_name, pids_with_name};
 use crate::scratch::ScratchFile;
 use crate::slow_step::SlowStep;
 use crate::subject::{Subject, find_subject};
@@ -64,8 +63,8 @@ pub(crate) fn take_profile(target: &str) -> anyhow::Result<LiveProfile> {
         }
     };
     let pid = target::host_pid(&mut client)?;
-    let name = client.host()?.name;
-    let name = format!("{pid} ({})", one_line(&host_name(pid, name)));
+    let name = client.host_info()?.name;
+    let name = format!("{pid} ({})", one_line(&host_display_name(pid, name)));
     if client.status()?.profiling != Profiling::Active {
         let message = format!(
             "{name} samples nothing: `memprof activate {pid}` begins, `memprof record {pid}` samples for 30 s"

@@ -14,6 +14,7 @@ mod command_group;
 mod completion;
 mod completion_script;
 mod container;
+mod defined_symbols;
 mod detach;
 mod doctor;
 mod exec_fleet;
@@ -40,6 +41,7 @@ mod process_tree;
 mod program_kind;
 mod prove;
 mod ps;
+mod quantities;
 mod reaper;
 mod record;
 mod refusal_error;
@@ -70,17 +72,20 @@ use args::{Args, Command, PluginCommand};
 use exit::{Outcome, USAGE, with_exit_code};
 
 fn main() -> ExitCode {
-    CompleteEnv::with_factory(help::command)
+    // If a shell's script requests completions, this prints them and exits.
+    CompleteEnv::with_factory(help::build_command)
         .var(completion_script::COMPLETE_VARIABLE)
         .complete();
-    let matches = help::command().try_get_matches_from(help::normalize(std::env::args_os()));
-    let matches = matches.map_err(|error| help::with_hint(error, std::env::args_os().nth(1)));
+    let matches =
+        help::build_command().try_get_matches_from(help::normalize_words(std::env::args_os()));
+    let matches =
+        matches.map_err(|error| help::add_argument_hint(error, std::env::args_os().nth(1)));
     match matches.and_then(|matches| Args::from_arg_matches(&matches)) {
-        Ok(args) => output::finish_command(run(args.command), exit::code_of),
-        Err(error) => match process_arg::name_error(&error) {
+        Ok(args) => output::finish_command(run(args.command), exit::code_of_error),
+        Err(error) => match process_arg::process_name_error(&error) {
             Some(error) => {
                 let error = with_exit_code(USAGE, error.to_string());
-                output::finish_command(Err(error), exit::code_of)
+                output::finish_command(Err(error), exit::code_of_error)
             }
             None => output::print_parser_output(&error),
         },
@@ -109,7 +114,7 @@ fn run(command: Command) -> Outcome {
         Command::Status(short) => message::run_message("status", &short),
         Command::Doctor(short) => doctor::run(&short),
         Command::Ledger(args) => ledger::run(&args),
-        Command::Purge(short) => ledger::purge(&short),
+        Command::Purge(short) => ledger::run_purge(&short),
         Command::BackgroundThread(short) => message::run_message("background_thread", &short),
         Command::Reset(short) => message::run_message("reset", &short),
         Command::Gdump(short) => message::run_message("gdump", &short),
@@ -119,7 +124,7 @@ fn run(command: Command) -> Outcome {
             short,
             output,
             open,
-        } => message::dump(&short, output.as_deref(), open),
+        } => message::run_dump(&short, output.as_deref(), open),
         Command::Serve(args) => serve::run(&args),
         Command::Agent { args } => exec_fleet::run("agent", &args),
         Command::Fleet { args } => exec_fleet::run("fleet", &args),

@@ -11,9 +11,10 @@ use anyhow::Context;
 use memchr::memmem;
 use memprof_ptrace::read_proc_text;
 use object::elf::{ELFMAG, PF_W, PT_LOAD};
-use object::read::elf::{ElfFile64, ProgramHeader, SectionHeader, Sym};
+use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ReadCache, ReadRef};
 
+use crate::defined_symbols::defined_names;
 use crate::exit::{Outcome, UNAVAILABLE, with_exit_code};
 use crate::output;
 use crate::script::{find_in_path, named_interpreter, read_head};
@@ -137,7 +138,9 @@ pub(crate) fn find_jemalloc_in_elf<'d, R: ReadRef<'d>>(
 ) -> anyhow::Result<JemallocInFile> {
     /// Texts that every build contains. A program that merely mentions jemalloc may contain one of them.
     const TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
-    let names = candidate_names(elf);
+    let names = defined_names(elf, FUNCTION, |name| {
+        name.ends_with(FUNCTION) || name.ends_with(VARIABLE)
+    });
     let prefixes =
         |name: &'static [u8]| names.iter().filter_map(move |each| each.strip_suffix(name));
     /// Prefixes that are accepted if a program exports only its `mallctl`.
@@ -164,27 +167,7 @@ pub(crate) fn find_jemalloc_in_elf<'d, R: ReadRef<'d>>(
     })
 }
 
-/// Returns the names of the file's symbols that may be jemalloc's.
-fn candidate_names<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Vec<&'d [u8]> {
-    let tables = [elf.elf_symbol_table(), elf.elf_dynamic_symbol_table()];
-    let of_table = tables.into_iter().filter_map(|table| {
-        let strings = elf.elf_section_table().section(table.string_section());
-        let strings = strings.ok()?.data(elf.endian(), elf.data()).ok()?;
-        // Nearly all programs lack the function. One search for it is faster than a check of each name.
-        memmem::find(strings, FUNCTION)?;
-        let names = table.iter().filter_map(move |symbol| {
-            let name = strings.get(symbol.st_name(elf.endian()) as usize..)?;
-            let name = name.split(|byte| *byte == 0).next()?;
-            let is_candidate = name.ends_with(FUNCTION) || name.ends_with(VARIABLE);
-            let is_defined = || symbol.is_definition(elf.endian(), table.strings());
-            (is_candidate && is_defined()).then_some(name)
-        });
-        Some(names)
-    });
-    of_table.flatten().collect()
-}
-
-/// Returns whether the file's loaded, read-only segments contain a text.
+/// Returns whether the file's loaded segments that are not writable contain a text.
 fn contains_text<'d, R: ReadRef<'d>>(
     elf: &Elf<'d, R>,
     file: &File,
@@ -208,6 +191,7 @@ fn contains_text<'d, R: ReadRef<'d>>(
             if finder.find(&chunk[..length]).is_some() {
                 return Ok(true);
             }
+            // The end of the segment, or of a file that is cut short.
             if length < text.len() {
                 break;
             }

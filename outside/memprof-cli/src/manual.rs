@@ -12,7 +12,7 @@ use crate::{help, output};
 /// Writes the pages of all commands to `directory`. If it is `None`, prints the page of memprof itself.
 pub(crate) fn print_or_write_pages(directory: Option<&Path>) -> Outcome {
     let Some(directory) = directory else {
-        let mut command = help::command();
+        let mut command = help::build_command();
         command.build();
         let page = render_page(&command, &Man::new(command.clone()))?;
         output::print(&String::from_utf8_lossy(&page));
@@ -20,13 +20,13 @@ pub(crate) fn print_or_write_pages(directory: Option<&Path>) -> Outcome {
     };
     let failed = || format!("failed to write the pages to {}", directory.display());
     std::fs::create_dir_all(directory).with_context(failed)?;
-    let mut command = help::command();
+    let mut command = help::build_command();
     command.build();
     write_pages(command, directory)?;
     Ok(0.into())
 }
 
-/// Writes the page of a command and those of its subcommands to files.
+/// Writes the page of a command and those of its subcommands, except hidden ones, to files in `directory`.
 fn write_pages(command: Command, directory: &Path) -> anyhow::Result<()> {
     let listed = command
         .get_subcommands()
@@ -46,20 +46,20 @@ fn render_page(command: &Command, page: &Man) -> std::io::Result<Vec<u8>> {
     let mut text = Vec::new();
     page.render(&mut text)?;
     let text = String::from_utf8_lossy(&text);
-    let text = name_values(&text, command);
+    let text = add_option_values(&text, command);
     Ok(text.replace("\n.SH EXTRA\n", "\n.SH NOTES\n").into_bytes())
 }
 
 /// Adds the options' values to the synopsis of a page: `[--for DURATION]` in place of `[--for]`, and `--lang LANG` in
 /// place of `<--lang>`. `clap_mangen` leaves them out.
-fn name_values(page: &str, command: &Command) -> String {
+fn add_option_values(page: &str, command: &Command) -> String {
     const START: &str = "\n.SH SYNOPSIS\n";
     let Some((before, rest)) = page.split_once(START) else {
         return page.to_owned();
     };
     let (synopsis, after) = rest.split_at(rest.find("\n.SH ").unwrap_or(rest.len()));
     let mut synopsis = synopsis.to_owned();
-    for (name, value) in command.get_opts().filter_map(name_and_value) {
+    for (name, value) in command.get_opts().filter_map(option_name_and_value) {
         let name = format!("\\fB{}\\fR", name.replace('-', "\\-"));
         let value = value.replace('-', "\\-");
         let valued = format!("{name} \\fI{value}\\fR");
@@ -74,9 +74,9 @@ fn name_values(page: &str, command: &Command) -> String {
     format!("{before}{START}{synopsis}{after}")
 }
 
-/// Returns an option as the synopsis has it, such as `--for`, and the name of its value. `None` if it takes none, or may
-/// do without one.
-fn name_and_value(option: &Arg) -> Option<(String, String)> {
+/// Returns an option as the synopsis has it, such as `--for`, and the name of its value. `None` if it takes no value,
+/// may do without one, or has no name.
+fn option_name_and_value(option: &Arg) -> Option<(String, String)> {
     let takes_value = option
         .get_num_args()
         .is_some_and(|count| count.min_values() > 0);
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn synopsis_names_the_values() {
-        let mut command = help::command();
+        let mut command = help::build_command();
         command.build();
         let synopsis = |names: &[&str]| {
             let command = names.iter().fold(&command, |command, name| {

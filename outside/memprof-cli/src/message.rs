@@ -42,7 +42,8 @@ struct MsgWords<'a> {
 }
 
 impl<'a> MsgWords<'a> {
-    /// Splits the words after the target, if there is one. `None` unless they have a plugin and a message.
+    /// Takes the first two words as plugin and message, the others as arguments; `target` was split off in front of
+    /// them. `None` if there are fewer than two.
     fn new(target: Option<&'a str>, words: &'a [String]) -> Option<Self> {
         let [plugin, message, args @ ..] = words else {
             return None;
@@ -56,8 +57,8 @@ impl<'a> MsgWords<'a> {
     }
 
     /// Returns the ways to read the words, the likelier first. If they fit `TARGET PLUGIN MESSAGE`, these are the
-    /// reading with a target and the one without. Else there is only the one without. `None` is no reading, as for
-    /// words that are too few.
+    /// reading with a target and the one without; else there is only the one without. `None` takes the place of a
+    /// reading that there is not, as of too few words.
     fn readings(words: &'a [String]) -> [Option<Self>; 2] {
         let (target, rest) = split_target(words);
         let with_target = Self::new(target, rest).filter(|read| {
@@ -110,8 +111,8 @@ pub(crate) fn run_msg(args: &MsgArgs) -> Outcome {
     print_reply(&ParsedReply::from_received(reply)?, args.to.json)
 }
 
-/// Connects to the host of the message, and decides how to read the words: three without `=` are a target, a plugin and
-/// a message, unless the first one is the name of a plugin and of no host.
+/// Connects to the host of `memprof msg`, and decides how to read its words: three without `=` are a target, a plugin
+/// and a message, unless the first one is the name of a plugin and of no host.
 fn connect_msg(args: &MsgArgs) -> anyhow::Result<(MsgWords<'_>, Client)> {
     let readings = match args.to.target {
         Some(_) => [MsgWords::new(None, &args.words), None],
@@ -120,7 +121,7 @@ fn connect_msg(args: &MsgArgs) -> anyhow::Result<(MsgWords<'_>, Client)> {
     match readings {
         [Some(only), None] => {
             let mut connected = only.connect(&args.to);
-            if let Some(missing) = missing_message(args, &mut connected) {
+            if let Some(missing) = missing_message_error(args, &mut connected) {
                 return Err(missing);
             }
             Ok((only, connected?))
@@ -142,9 +143,10 @@ fn connect_msg(args: &MsgArgs) -> anyhow::Result<(MsgWords<'_>, Client)> {
     }
 }
 
-/// Returns the error of the words `TARGET PLUGIN`, which lack the message. `connected` is the host if they are read as
-/// `PLUGIN MESSAGE`. `None` if that has the plugin, or the words are no target with a plugin of it.
-fn missing_message(
+/// Returns the error for the two words `TARGET PLUGIN`, which lack the message. `connected` is the host to which the
+/// reading `PLUGIN MESSAGE` leads. `None` if that host has a plugin of the first word's name, if the first word names
+/// no host with a plugin of the second word's name, or with `--target`.
+fn missing_message_error(
     args: &MsgArgs,
     connected: &mut anyhow::Result<Client>,
 ) -> Option<anyhow::Error> {
@@ -159,7 +161,7 @@ fn missing_message(
         .then(|| with_exit_code(USAGE, missing_message_text(first, second)))
 }
 
-/// Text of the error of `memprof msg TARGET PLUGIN`.
+/// Returns the text of the error for `memprof msg TARGET PLUGIN`.
 fn missing_message_text(target: &str, plugin: &str) -> String {
     format!(
         "expected a message after the plugin {plugin}: `memprof msg {target} {plugin} help` lists its messages"
@@ -175,7 +177,7 @@ fn has_plugin(client: &mut anyhow::Result<Client>, plugin: &str) -> bool {
     plugins.is_some_and(|plugins| plugins.iter().any(|info| info.id == plugin))
 }
 
-/// Runs a command that sends the message with its name to `memory_profile`.
+/// Runs the command called `message`: sends the message of that name to `memory_profile`, and prints the reply.
 pub(crate) fn run_message(message: &str, args: &MessageArgs) -> Outcome {
     let mut client = args.connect()?;
     let reply = send_request(&mut client, message, &join_args(args.key_values()))?;
@@ -184,7 +186,7 @@ pub(crate) fn run_message(message: &str, args: &MessageArgs) -> Outcome {
 
 /// Runs `memprof dump`: takes a dump, and fetches it if `--output` (`file`) or `--open` needs it. If `file` is `None`,
 /// only a dump that the host does not keep is written to stdout.
-pub(crate) fn dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> Outcome {
+pub(crate) fn run_dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> Outcome {
     let mut client = args.connect()?;
     let is_wanted = open || file.is_some();
     let dumped = match is_wanted {
@@ -194,7 +196,7 @@ pub(crate) fn dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> Outco
     let (mut bytes, name, text, reply) = match dumped {
         TakenDump::Kept(reply) => match (reply.status, reply.field("id").as_str()) {
             (0, Some(id)) if is_wanted => {
-                let bytes: Box<dyn Read> = Box::new(client.fetch(id)?);
+                let bytes: Box<dyn Read> = Box::new(client.fetch_dump(id)?);
                 (
                     bytes,
                     dump_file_name(id),
@@ -215,7 +217,7 @@ pub(crate) fn dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> Outco
         fetched.append(&mut bytes)?;
         if let Some(file) = file {
             let mut bytes = File::open(fetched.path()).context("failed to read the dump again")?;
-            report_written(export(&mut bytes, file)?, file);
+            report_written_size(export(&mut bytes, file)?, file);
         }
         output::print_stderr(&text);
         let pid = target::host_pid(&mut client)?;
@@ -233,7 +235,7 @@ pub(crate) fn dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> Outco
         return Ok(0.into());
     }
     let file = file.unwrap_or(Path::new("-"));
-    report_written(export(&mut bytes, file)?, file);
+    report_written_size(export(&mut bytes, file)?, file);
     match reply {
         Some(reply) if !to_stdout => print_reply(&reply, args.to.json),
         // Standard output has the dump, or there is no reply.
@@ -262,13 +264,14 @@ pub(crate) fn take_dump(client: &mut Client, args: &[String]) -> anyhow::Result<
     Ok(TakenDump::Received(reply.into_reader()?))
 }
 
-/// Like [`take_dump`], but repeats it with `keep=off` if the host cannot keep dumps: the bytes are needed here.
+/// Like [`take_dump`], but repeats it with `keep=off` if the host cannot keep dumps, and says so on stderr: the caller
+/// needs the bytes, wherever they are.
 pub(crate) fn take_dump_or_receive(
     client: &mut Client,
     args: &[String],
 ) -> anyhow::Result<TakenDump> {
     match take_dump(client, args)? {
-        TakenDump::Kept(reply) if cannot_keep(&reply, args) => {
+        TakenDump::Kept(reply) if failed_to_keep(&reply, args) => {
             output::print_stderr(&format!("memprof: {}", reply.text()));
             output::print_stderr("memprof: dumping once more with keep=off");
             take_dump(client, &[args, &["keep=off".to_owned()]].concat())
@@ -277,15 +280,16 @@ pub(crate) fn take_dump_or_receive(
     }
 }
 
-/// Returns whether the system prevented the host from keeping a dump, and the arguments do not set `keep`.
-fn cannot_keep(reply: &ParsedReply, args: &[String]) -> bool {
+/// Returns whether the host could not write a dump (an I/O error), so that `keep=off` helps. False if the arguments set
+/// `keep` already.
+fn failed_to_keep(reply: &ParsedReply, args: &[String]) -> bool {
     let kind = reply.field("error")["kind"].as_str();
     kind == Some(ErrorKind::Io.name()) && !args.iter().any(|arg| arg.starts_with("keep="))
 }
 
 /// Reports the size of a written file on stderr; nothing for stdout. `length` is `None` if the reader of stdout went
 /// away.
-fn report_written(length: Option<u64>, file: &Path) {
+fn report_written_size(length: Option<u64>, file: &Path) {
     if let Some(length) = length
         && file != Path::new("-")
     {
@@ -293,8 +297,7 @@ fn report_written(length: Option<u64>, file: &Path) {
     }
 }
 
-/// Makes a file name of a dump's ID, which may come from a hostile host: at most 64 letters, digits, dots and
-/// dashes.
+/// Makes a file name of a dump's ID, which may come from a hostile host: its first 64 letters, digits, dots and dashes.
 fn dump_file_name(id: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
     let name: String = id.chars().filter(|c| is_plain(*c)).take(64).collect();
@@ -307,7 +310,9 @@ pub(crate) fn print_reply(reply: &ParsedReply, json: bool) -> Outcome {
     match &reply.body {
         Body::Bytes(bytes) => output::copy_to_output(&mut bytes.as_slice(), Path::new("-"))?,
         Body::Object(object) if json => output::print(&object.to_string()),
-        Body::Text(text) if json => output::print(&text_object(reply.status, text).to_string()),
+        Body::Text(text) if json => {
+            output::print(&text_reply_object(reply.status, text).to_string())
+        }
         Body::Text(text) if reply.status == 0 => output::print(text),
         // The findings of `doctor` are data, whatever the status is.
         Body::Object(object) if object.get("findings").is_some() => output::print(&reply.text()),
@@ -317,8 +322,8 @@ pub(crate) fn print_reply(reply: &ParsedReply, json: bool) -> Outcome {
     Ok(code_of_status(reply.status).into())
 }
 
-/// Returns a reply that is a text as a JSON object with the fields that all replies have.
-fn text_object(status: Status, text: &str) -> Value {
+/// Returns a reply that is only a text as a JSON object, with the fields `status` and `text` that all replies have.
+fn text_reply_object(status: Status, text: &str) -> Value {
     let status = if status == 0 { "ok" } else { "error" };
     json!({ "status": status, "text": text })
 }
@@ -330,12 +335,12 @@ pub(crate) fn join_args(args: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{MsgWords, dump_file_name, text_object};
+    use super::{MsgWords, dump_file_name, text_reply_object};
 
     #[test]
     fn text_becomes_an_object() {
         let check = |status, text: &str, expected: &str| {
-            assert_eq!(text_object(status, text).to_string(), expected);
+            assert_eq!(text_reply_object(status, text).to_string(), expected);
         };
         check(0, "a \"b\"\n", r#"{"status":"ok","text":"a \"b\"\n"}"#);
         check(-2, "", r#"{"status":"error","text":""}"#);

@@ -134,7 +134,7 @@ const RESERVED: &[&str] = &[
 
 /// Runs `memprof plugin new`: writes the plugin to a new folder, and prints the command that tests it.
 pub(crate) fn run(args: &NewPluginArgs) -> Outcome {
-    check_name(&args.name)?;
+    check_plugin_name(&args.name)?;
     let folder = args
         .path
         .clone()
@@ -147,7 +147,7 @@ pub(crate) fn run(args: &NewPluginArgs) -> Outcome {
         Language::C => {
             let include = include_dir(args.sdk.as_deref())?;
             fill_templates(C, &args.name, |text| {
-                text.replace("INCLUDE", &make_word(&include))
+                text.replace("INCLUDE", &quote_for_make(&include))
             })
         }
     };
@@ -156,7 +156,7 @@ pub(crate) fn run(args: &NewPluginArgs) -> Outcome {
         Language::Rust => "cargo test",
         Language::C => "make check",
     };
-    let folder = shell_word(&folder.display().to_string());
+    let folder = quote_for_shell(&folder.display().to_string());
     output::print(&format!("cd {folder} && {test}"));
     Ok(0.into())
 }
@@ -177,25 +177,22 @@ fn make_folder(folder: &Path, files: &[(String, String)]) -> Result<()> {
         .tempdir_in(parent.unwrap_or(Path::new(".")));
     let hidden = hidden.map_err(|error| {
         let cause = error.to_string();
-        folder_error(folder, io::Error::new(error.kind(), without_path(&cause)))
+        folder_error(
+            folder,
+            io::Error::new(error.kind(), output::without_temporary_path(&cause)),
+        )
     })?;
     write_files(hidden.path(), files)
         .with_context(|| format!("failed to make the folder {}", folder.display()))?;
-    rename_to_new(hidden.path(), folder).map_err(|error| folder_error(folder, error))?;
-    // It is not there any more.
+    rename_without_replacing(hidden.path(), folder).map_err(|error| folder_error(folder, error))?;
+    // It has its new name now, so there is nothing to remove.
     let _path = hidden.keep();
     Ok(())
 }
 
-/// Returns the text of an error without the path in the hidden folder, which the crate `tempfile` adds.
-fn without_path(error: &str) -> &str {
-    error
-        .split_once(" at path ")
-        .map_or(error, |(text, _)| text)
-}
-
-/// Renames a folder. Fails if the new name is taken.
-fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
+/// Renames a folder. Fails if the new name is taken; on a file system without `RENAME_NOREPLACE`, an empty folder is
+/// replaced.
+fn rename_without_replacing(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         // A file system without the flag: rename(2) replaces nothing but an empty folder.
         Err(Errno::INVAL | Errno::NOSYS) => std::fs::rename(from, to),
@@ -213,14 +210,17 @@ fn write_files(folder: &Path, files: &[(String, String)]) -> Result<()> {
         let written = output::publish_file(&path, |out| Ok(out.write_all(text.as_bytes())?));
         written.map_err(|error| {
             let cause = error.root_cause().to_string();
-            anyhow!("failed to write {name}: {}", without_path(&cause))
+            anyhow!(
+                "failed to write {name}: {}",
+                output::without_temporary_path(&cause)
+            )
         })?;
     }
     Ok(())
 }
 
 /// Returns a text as one word of a shell, in quotes if it needs them.
-fn shell_word(text: &str) -> String {
+fn quote_for_shell(text: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+,:@%".contains(c);
     match !text.is_empty() && !text.starts_with('-') && text.chars().all(is_plain) {
         true => text.to_owned(),
@@ -228,12 +228,13 @@ fn shell_word(text: &str) -> String {
     }
 }
 
-/// Returns a path as a word of a command in a Makefile: make expands `$`, and ends a line at `#`.
-fn make_word(path: &str) -> String {
-    shell_word(path).replace('$', "$$").replace('#', "\\#")
+/// Returns a path as one word of a command in a Makefile: quoted for the shell, and with `$` and `#` escaped, because
+/// make expands `$`, and ends a line at `#`.
+fn quote_for_make(path: &str) -> String {
+    quote_for_shell(path).replace('$', "$$").replace('#', "\\#")
 }
 
-/// Creates the error of a folder that cannot be made.
+/// Builds the error for a folder that cannot be made, with a remedy if its name is taken.
 fn folder_error(folder: &Path, error: io::Error) -> anyhow::Error {
     let is_taken = error.kind() == io::ErrorKind::AlreadyExists;
     let context = format!("failed to make the folder {}", folder.display());
@@ -246,8 +247,8 @@ fn folder_error(folder: &Path, error: io::Error) -> anyhow::Error {
     }
 }
 
-/// Fills the templates with the name, and returns path and text of each. `end` changes the text of the first file,
-/// which says how to build.
+/// Fills the templates with the plugin's name. Returns the path and text of each file. `end` completes the text of the
+/// first one, which says how to build.
 fn fill_templates(
     templates: &[Template],
     name: &str,
@@ -265,7 +266,7 @@ fn fill_templates(
 }
 
 /// Fails unless the name can be that of a plugin, a crate, a C file and a command of Redis.
-fn check_name(name: &str) -> Result<()> {
+fn check_plugin_name(name: &str) -> Result<()> {
     let is_plain = name.starts_with(|c: char| c.is_ascii_lowercase())
         && name.len() <= 64
         && name
@@ -280,7 +281,7 @@ fn check_name(name: &str) -> Result<()> {
     if !is_plain {
         let rule = "expected at most 64 lower-case letters, digits and `_`, a letter first";
         let valid = name.to_ascii_lowercase().replace(['-', '.', ' '], "_");
-        return match valid != name && check_name(&valid).is_ok() {
+        return match valid != name && check_plugin_name(&valid).is_ok() {
             true => refused(&format!("{rule}, such as {valid}")),
             false => refused(rule),
         };
@@ -291,9 +292,9 @@ fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the folders in which the SDK may be: the one that the user named, or if `named` is `None` those of a build
-/// and of a package.
-fn sdk_dirs(named: Option<&Path>) -> Result<Vec<PathBuf>> {
+/// Returns the folders in which the SDK may be: the one that the user named, or if `named` is `None` those beside this
+/// program in a build and in a package. They may not exist.
+fn candidate_sdk_dirs(named: Option<&Path>) -> Result<Vec<PathBuf>> {
     if let Some(named) = named {
         let named = std::path::absolute(named).context("failed to find the SDK")?;
         return Ok(vec![named]);
@@ -321,7 +322,7 @@ fn missing_sdk_file_error(file: &str, dirs: &[PathBuf]) -> anyhow::Error {
 /// Returns the lines of Cargo.toml that name memprof's crates by their folders in the SDK. `sdk` is the folder that the
 /// user named; if it is `None`, the usual folders are searched. Fails if a crate is missing.
 fn cargo_patches(sdk: Option<&Path>) -> Result<String> {
-    let dirs = sdk_dirs(sdk)?;
+    let dirs = candidate_sdk_dirs(sdk)?;
     let mut lines = String::new();
     for name in CRATES {
         // Packed crates lie side by side; a checkout has folders.
@@ -341,7 +342,7 @@ fn cargo_patches(sdk: Option<&Path>) -> Result<String> {
 /// Returns the folder of memprof.h. `sdk` is the folder that the user named; if it is `None`, the usual folders are
 /// searched. Fails if none has the file.
 fn include_dir(sdk: Option<&Path>) -> Result<String> {
-    let dirs = sdk_dirs(sdk)?;
+    let dirs = candidate_sdk_dirs(sdk)?;
     let places = dirs
         .iter()
         .flat_map(|dir| [dir.join("include"), dir.join("memprof-plugin-abi/include")]);
@@ -359,7 +360,7 @@ mod tests {
     #[test]
     fn name_is_checked() {
         for name in ["words", "w", "a_1", &"x".repeat(64)] {
-            check_name(name).unwrap();
+            check_plugin_name(name).unwrap();
         }
         for name in [
             "",
@@ -376,14 +377,14 @@ mod tests {
             "é",
             &"x".repeat(65),
         ] {
-            check_name(name).unwrap_err();
+            check_plugin_name(name).unwrap_err();
         }
     }
 
     #[test]
     fn refused_name_comes_with_a_valid_one() {
         let check = |name: &str, expected: &str| {
-            let refused = check_name(name).unwrap_err().to_string();
+            let refused = check_plugin_name(name).unwrap_err().to_string();
             assert!(refused.ends_with(expected), "{refused}");
         };
         check("my-plugin", ", such as my_plugin");
@@ -416,7 +417,7 @@ mod tests {
         let plain = place.path().join("plain");
         std::fs::create_dir(&plain).unwrap();
         assert_eq!(mode(&folder), mode(&plain));
-        let error = rename_to_new(&plain, &folder).unwrap_err();
+        let error = rename_without_replacing(&plain, &folder).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
         let left = std::fs::read_dir(place.path()).unwrap();
         assert_eq!(left.count(), 2);
@@ -425,8 +426,8 @@ mod tests {
     #[test]
     fn words_are_quoted_for_the_shell_and_for_make() {
         let check = |path: &str, in_shell: &str, in_make: &str| {
-            assert_eq!(shell_word(path), in_shell);
-            assert_eq!(make_word(path), in_make);
+            assert_eq!(quote_for_shell(path), in_shell);
+            assert_eq!(quote_for_make(path), in_make);
         };
         check("words", "words", "words");
         check(

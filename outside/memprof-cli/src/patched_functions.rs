@@ -4,14 +4,15 @@
 use std::time::Duration;
 
 use memprof_attach::{
-    AttachError, MallocOwner, PatchReport, patch_beside_malloc, patch_entry_points,
-    require_symbols, restore_entry_points,
+    AttachError, MallocOwner, PatchReport, patch_entry_points, patch_other_allocators,
+    require_allocator_symbols, restore_entry_points,
 };
 use memprof_messages::{AllocatorStatus, InterceptionKind, ProfilerStatus, SamplerChoice};
 use serde_json::{Value, json};
 
-use crate::doctor::{stripped_remedy, stripped_text};
+use crate::doctor::{stripped_allocator_remedy, stripped_allocator_text};
 use crate::program_kind::stripped_allocator;
+use crate::quantities::milliseconds;
 use crate::refusal_error::refusal_error;
 
 #[derive(Clone, Copy, Debug)]
@@ -55,32 +56,35 @@ pub(crate) fn patch_malloc(
         patch_entry_points(pid, MallocOwner::Program, options.max_pause)
     } else if status.unknown_malloc.is_some() {
         // It may be an allocator that memprof knows by its symbols.
-        require_symbols(pid).map(|()| None)
+        require_allocator_symbols(pid).map(|()| None)
     } else {
         Ok(None)
     };
-    outcome.add(pid, patched);
+    outcome.add_result(pid, patched);
     let samples_itself = |allocator: &AllocatorStatus| {
         !allocator.owns_malloc && is_sampled_without_patches(allocator, options.sampler)
     };
     if options.sampler != SamplerChoice::Allocator && !status.allocators.iter().any(samples_itself)
     {
-        match patch_beside_malloc(pid, options.max_pause) {
+        match patch_other_allocators(pid, options.max_pause) {
             Ok(files) => files
                 .into_iter()
-                .for_each(|file| outcome.add(pid, file.map(Some))),
-            Err(error) => outcome.add(pid, Err(error)),
+                .for_each(|file| outcome.add_result(pid, file.map(Some))),
+            Err(error) => outcome.add_result(pid, Err(error)),
         }
-        outcome.errors.extend(stripped_error(pid));
+        outcome.errors.extend(stripped_allocator_error(pid));
     }
     outcome
 }
 
-/// Returns the error that the program contains an allocator whose functions have no symbols. `None` for a jemalloc: the
-/// plugin itself reports that.
-fn stripped_error(pid: u32) -> Option<anyhow::Error> {
+/// Returns the error that the program contains an allocator whose functions have no symbols. `None` if it contains
+/// none, or if that is jemalloc, which the plugin itself reports.
+fn stripped_allocator_error(pid: u32) -> Option<anyhow::Error> {
     let name = stripped_allocator(pid).filter(|name| *name != "jemalloc")?;
-    let (text, remedy) = (stripped_text(name), stripped_remedy(pid, name));
+    let (text, remedy) = (
+        stripped_allocator_text(name),
+        stripped_allocator_remedy(pid, name),
+    );
     Some(anyhow::anyhow!("{text}; {remedy}"))
 }
 
@@ -105,7 +109,7 @@ pub(crate) fn restore_functions(pid: u32) -> anyhow::Result<bool> {
 
 impl PatchOutcome {
     /// Adds the report or the error of one attempt. Does nothing for `None`: no patch was needed.
-    fn add(&mut self, pid: u32, patched: Result<Option<PatchReport>, AttachError>) {
+    fn add_result(&mut self, pid: u32, patched: Result<Option<PatchReport>, AttachError>) {
         match patched {
             Ok(report) => self.reports.extend(report),
             Err(error) => self.errors.push(refusal_error(pid, &error)),
@@ -145,8 +149,8 @@ impl PatchOutcome {
         reports.chain(notes).collect()
     }
 
-    /// Returns the JSON object for scripts: of all patches or, without any, of the first error. It is null if no patch
-    /// is needed.
+    /// Returns the field `entries` of the JSON output: an object about all patches or, without any, the first error. It
+    /// is null if no patch is needed.
     pub(crate) fn json(&self) -> Value {
         let reports = &self.reports;
         match (reports.first(), self.errors.first()) {
@@ -160,9 +164,4 @@ impl PatchOutcome {
             }),
         }
     }
-}
-
-/// Returns a duration in milliseconds, cut to whole microseconds.
-fn milliseconds(duration: Duration) -> f64 {
-    duration.as_micros() as f64 / 1000.0
 }

@@ -38,7 +38,7 @@ enum PluginState {
 }
 
 impl PluginRow {
-    /// Converts a host's description. An older host sends the names of messages only.
+    /// Converts a host's description of a plugin. An older host sends only the names of its messages.
     fn from_info(info: PluginInfo) -> Self {
         let names = info.messages.into_iter().map(|name| MessageUsage {
             name,
@@ -70,7 +70,8 @@ impl PluginRow {
         }
     }
 
-    /// Formats the lines of the plugin: what it is, and its messages or the reason.
+    /// Formats the lines of the plugin: its ID, version, ABI and path, and below them its messages, or the reason and
+    /// remedy of its refusal.
     fn lines(&self) -> String {
         let abi = Some(&self.abi).filter(|abi| !abi.is_empty());
         let abi = abi.map_or_else(String::new, |abi| format!("ABI {abi}"));
@@ -82,7 +83,7 @@ impl PluginRow {
             None => self
                 .messages
                 .iter()
-                .flat_map(MessageUsage::lines)
+                .flat_map(MessageUsage::help_lines)
                 .map(|line| one_line(line.trim_end()).into_owned())
                 .collect(),
             Some(reason) => {

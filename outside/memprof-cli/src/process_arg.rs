@@ -24,28 +24,29 @@ impl fmt::Display for ProcessNameError {
 impl Error for ProcessNameError {}
 
 /// Returns the error of [`parse_process`] that made the parser of the command line fail. `None` for any other error.
-pub(crate) fn name_error(error: &clap::Error) -> Option<&ProcessNameError> {
+pub(crate) fn process_name_error(error: &clap::Error) -> Option<&ProcessNameError> {
     error.source()?.downcast_ref()
 }
 
-/// Parses a process: its pid, its name, `NAME/PID`, `container:NAME` or `container:NAME/PID`.
+/// Parses a process: its pid, its name, `NAME/PID`, `container:NAME` or `container:NAME/PID`. A pid alone is not
+/// checked.
 ///
 /// # Errors
 /// No process or several have that name.
 pub(crate) fn parse_process(text: &str) -> Result<u32, ProcessNameError> {
-    find_process(text).map_err(|reason| ProcessNameError {
+    resolve_process(text).map_err(|reason| ProcessNameError {
         text: text.to_owned(),
         reason,
     })
 }
 
-/// Implements [`parse_process`]; the error is the reason.
-fn find_process(text: &str) -> Result<u32, String> {
+/// Like [`parse_process`], but the error is the reason alone. A host's name comes before the names of other processes.
+fn resolve_process(text: &str) -> Result<u32, String> {
     if let Ok(pid) = text.parse() {
         return Ok(pid);
     }
     if let Some(container) = text.strip_prefix("container:") {
-        return container::find_process(container);
+        return container::find_process_in_container(container);
     }
     if let Some(pid) = target::pid_by_host_name(text) {
         return Ok(pid);
@@ -86,7 +87,8 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Splits positional arguments: the first one is the target, unless it is `key=value`. `None` without a target.
+/// Splits positional arguments into the target, which is the first one unless that is `key=value`, and the rest. The
+/// target is `None` if there is none.
 pub(crate) fn split_target(args: &[String]) -> (Option<&str>, &[String]) {
     match args {
         [target, rest @ ..] if !is_key_value(target) => (Some(target), rest),
@@ -150,7 +152,7 @@ mod tests {
             command.arg("1000").spawn().unwrap()
         };
         let check =
-            |text: &str, expected: Result<u32, String>| assert_eq!(find_process(text), expected);
+            |text: &str, expected: Result<u32, String>| assert_eq!(resolve_process(text), expected);
         check("4711", Ok(4711));
         let none = "no process has that name; `memprof ps --all` lists them";
         check("memprof-no-such-name", Err(none.to_owned()));

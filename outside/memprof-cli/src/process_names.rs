@@ -6,7 +6,7 @@ use std::path::Path;
 use memprof_ptrace::read_proc_text;
 use memprof_report::program_link;
 
-/// Returns the pid of `NAME/PID`. `None` if the text is not of that form.
+/// Parses `NAME/PID`, and returns the pid if that process has the name. `None` if the text is not of that form.
 ///
 /// # Errors
 /// The process has another name, or there is none.
@@ -19,7 +19,7 @@ pub(crate) fn parse_named_pid(text: &str) -> Option<Result<u32, String>> {
     })
 }
 
-/// Returns the pids of the processes with that name, in ascending order, without this one.
+/// Returns the pids of the processes with that name, in ascending order, without this process.
 pub(crate) fn pids_with_name(name: &str) -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -46,10 +46,18 @@ pub(crate) fn has_name(pid: u32, name: &str) -> bool {
 
 /// Returns the name of a host for people. A host that is called like its program's file gets the name by which it was
 /// started.
-pub(crate) fn host_name(pid: u32, name: String) -> String {
+pub(crate) fn host_display_name(pid: u32, name: String) -> String {
     match program_link(pid) {
         Some(link) if has_file_name(Path::new(&link.path), &name) => link.name,
         _ => name,
+    }
+}
+
+/// Returns the pid and name of a process, for texts: `4711 (nginx)`; the pid alone if it has ended.
+pub(crate) fn describe_process(pid: u32) -> String {
+    match read_proc_text(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!("{pid} ({})", name.trim_end()),
+        Err(_) => pid.to_string(),
     }
 }
 

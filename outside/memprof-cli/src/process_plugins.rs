@@ -7,7 +7,7 @@ use std::mem::offset_of;
 use anyhow::Context;
 use memprof_host::client::{Client, ClientError, ReceivedBody};
 use memprof_host::protocol::{PluginInfo, UNKNOWN_PLUGIN};
-use memprof_host::{CONTROL_SOCKET_REMEDY, DiscoveryScope, discover};
+use memprof_host::{CONTROL_SOCKET_REMEDY, DiscoveryScope, discover_hosts};
 use memprof_messages::PLUGIN;
 use memprof_plugin_abi::raw::{MEMPROF_ABI_MAJOR, memprof_plugin_entry_t};
 use memprof_ptrace::frame_memory::loaded_libraries;
@@ -31,8 +31,8 @@ pub(crate) struct ProcessPlugins {
     pub(crate) without_socket: Vec<String>,
 }
 
-/// Returns the plugins of the host that `target` names; if it is `None`, of the only running host. Of a process with
-/// several sockets, returns those of all; of a socket's path, those at that socket.
+/// Returns the plugins of the host that `target` names; if it is `None`, of the only running host. If the process has
+/// several sockets, these are the plugins of all sockets; if `target` is a socket's path, only those at that socket.
 pub(crate) fn list_plugins(target: Option<&str>) -> anyhow::Result<ProcessPlugins> {
     if let Some(path) = target.and_then(target::socket_path) {
         let client = Client::connect(&path).with_context(|| path.display().to_string());
@@ -46,15 +46,16 @@ pub(crate) fn list_plugins(target: Option<&str>) -> anyhow::Result<ProcessPlugin
     Ok(plugins_of_process(host.pid)?)
 }
 
-/// Returns the plugins of process `pid`.
+/// Requests the plugins at each control socket of a process, and reads the ids of the others from its memory. Fails if
+/// a socket does not reply.
 fn plugins_of_process(pid: u32) -> Result<ProcessPlugins, ClientError> {
-    let found = discover(DiscoveryScope::Process(pid), Client::plugins);
+    let found = discover_hosts(DiscoveryScope::Process(pid), Client::plugins);
     let sockets = found.hosts.len();
     let mut plugins = Vec::new();
     for (_, listed) in found.hosts {
         plugins.extend(listed?);
     }
-    let mut without_socket = loaded_ids(pid);
+    let mut without_socket = loaded_plugin_ids(pid);
     without_socket.retain(|id| !plugins.iter().any(|plugin| plugin.id == *id));
     Ok(ProcessPlugins {
         plugins,
@@ -63,8 +64,9 @@ fn plugins_of_process(pid: u32) -> Result<ProcessPlugins, ClientError> {
     })
 }
 
-/// Returns the ids in the entries of all plugin libraries of a process. Empty if this user may not read its memory.
-fn loaded_ids(pid: u32) -> Vec<String> {
+/// Reads the ids of all plugins in a process, from the symbol `memprof_plugin_entry` of its libraries. Empty if this
+/// user may not read its memory.
+fn loaded_plugin_ids(pid: u32) -> Vec<String> {
     let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
     let Ok(memory) = Memory::open_by_child(pid) else {
         return Vec::new();
@@ -72,7 +74,7 @@ fn loaded_ids(pid: u32) -> Vec<String> {
     let libraries = loaded_libraries(&memory, &maps).unwrap_or_default();
     let ids = libraries.into_iter().filter_map(|base| {
         let image = LibraryImage::read(&memory, base).ok()?;
-        read_id(&memory, image.symbol("memprof_plugin_entry")?)
+        read_plugin_id(&memory, image.symbol_address("memprof_plugin_entry")?)
     });
     let mut ids: Vec<_> = ids.collect();
     ids.sort_unstable();
@@ -82,9 +84,10 @@ fn loaded_ids(pid: u32) -> Vec<String> {
 
 /// Reads the id of the plugin with this entry. `None` if it cannot be read, is no id that a foreign program accepts, or
 /// the entry is of another major version.
-fn read_id(memory: &Memory, entry: u64) -> Option<String> {
+fn read_plugin_id(memory: &Memory, entry: u64) -> Option<String> {
     let version = entry.checked_add(offset_of!(memprof_plugin_entry_t, abi_version) as u64)?;
     let version = u32::from_ne_bytes(memory.read_array(version).ok()?);
+    // The major version is in the upper 16 bits.
     if version >> 16 != MEMPROF_ABI_MAJOR {
         return None;
     }
@@ -104,8 +107,8 @@ pub(crate) fn without_socket_text(id: &str) -> String {
     format!("the process has the plugin {id}, but no control socket of it: {CONTROL_SOCKET_REMEDY}")
 }
 
-/// Sends a message to a plugin and waits for its reply. If the host has no such plugin, the error says which plugins all
-/// sockets of the process have, or that the plugin has none.
+/// Sends a message to a plugin and waits for its reply. If the host has no such plugin, the error says which plugins
+/// the process has at all its sockets, or that this plugin has no socket.
 pub(crate) fn send_to_plugin(
     client: &mut Client,
     plugin: &str,

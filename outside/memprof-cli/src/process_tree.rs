@@ -24,7 +24,7 @@ pub(crate) fn descendants(pid: u32) -> Vec<u32> {
     }
 }
 
-/// Returns the one of these processes of which all others are descendants. `None` if there is none.
+/// Returns that of these processes of which all others are descendants. `None` if there is none.
 pub(crate) fn common_ancestor(pids: &[u32]) -> Option<u32> {
     let is_root = |pid: &u32| {
         let below = descendants(*pid);
@@ -34,7 +34,7 @@ pub(crate) fn common_ancestor(pids: &[u32]) -> Option<u32> {
     pids.iter().copied().find(is_root)
 }
 
-/// Collects descendants by the children of each process.
+/// Collects the descendants of a process, parents before their children. `children` returns the children of each.
 fn collect_descendants(pid: u32, children: impl Fn(u32) -> Vec<u32>) -> Vec<u32> {
     let mut found = vec![pid];
     let mut next = 0;
@@ -65,7 +65,7 @@ fn read_children(pid: u32) -> Vec<u32> {
     children.flatten().collect()
 }
 
-/// Returns the children of each process, by the parents that the processes in /proc have.
+/// Reads the parents of all processes in /proc, and returns the children of each.
 fn children_by_parent() -> HashMap<u32, Vec<u32>> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

@@ -9,8 +9,10 @@ use memchr::memmem::find;
 use memprof_ptrace::mapped_file::{MountKey, Mounts};
 use memprof_ptrace::maps::mappings;
 use object::elf::{FileHeader64, SHT_SYMTAB};
-use object::read::elf::{FileHeader, SectionHeader};
+use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
 use object::{Endianness, ReadCache, ReadRef};
+
+use crate::defined_symbols::defined_names;
 
 /// Language and allocators of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -83,16 +85,26 @@ const ALLOCATOR_TEXTS: [(&str, [[&str; 2]; 2]); 2] = [
 /// Most bytes of the sections of a file that are read together: tables of names, and constants.
 const SECTIONS_LIMIT: u64 = 128 << 20;
 
-/// Returns the allocator that a process's program contains without symbols that name its functions, so that no profile
-/// has what it gives out. `None` if there is none, or if the file cannot or must not be read.
+/// Finds an allocator in a process's program of which no symbol names a function, so that its blocks are in no profile.
+/// Returns its name. `None` if there is none, or if the file cannot or must not be read.
 pub(crate) fn stripped_allocator(pid: u32) -> Option<&'static str> {
     let file = open_program(pid)?;
     read_stripped_allocator(&ReadCache::new(file)).ok()?
 }
 
-/// Describes the objects of a language that no profile of malloc has: where they are, and what shows or samples them.
-/// `None` for other languages.
-pub(crate) fn unsampled_objects(language: &str) -> Option<&'static str> {
+/// Returns whether a program's file defines a function of an allocator.
+pub(crate) fn defines_allocator<'data, R: ReadRef<'data>>(
+    elf: &ElfFile64<'data, Endianness, R>,
+) -> bool {
+    ALLOCATOR_SYMBOLS.iter().any(|(symbol, _)| {
+        let function = symbol.trim_matches('\0').as_bytes();
+        !defined_names(elf, symbol.as_bytes(), |name| name == function).is_empty()
+    })
+}
+
+/// Describes the objects of a language that are in no profile of malloc: where they are, and what shows or samples
+/// them. `PID` in the text stands for the pid. `None` for other languages.
+pub(crate) fn unsampled_objects_text(language: &str) -> Option<&'static str> {
     Some(match language {
         "Java" => "Java's objects are in HotSpot's heap: `jcmd PID GC.class_histogram` counts them",
         "JavaScript" => {
@@ -136,24 +148,27 @@ impl ProgramKinds {
             return ProgramKind::default();
         }
         let files = MappedFiles::new(maps);
-        let mut kind = files.kind();
+        let mut kind = files.kind_by_names();
         if kind.language.is_none() || kind.allocators.is_empty() {
             let program = self.kind_of_program(pid);
             kind.language = kind.language.or(program.language);
             kind.allocators.extend(&program.allocators);
         }
-        if kind.language.is_none() && files.contain("libstdc++.so") {
+        if kind.language.is_none() && files.has_file_starting_with("libstdc++.so") {
             kind.language = Some("C++");
         }
-        if kind.allocators.is_empty() && (files.contain("libc.so.6") || files.contain("libc-2.")) {
+        if kind.allocators.is_empty()
+            && (files.has_file_starting_with("libc.so.6")
+                || files.has_file_starting_with("libc-2."))
+        {
             kind.allocators.push("glibc");
         }
         kind.allocators.dedup();
         kind
     }
 
-    /// Returns the kind of a process's program, from its file alone; an empty one if the file cannot or must not be
-    /// read.
+    /// Returns the kind of a process's program, from its file alone, and remembers it by the file's device and inode.
+    /// An empty one if the file cannot or must not be read.
     fn kind_of_program(&mut self, pid: u32) -> ProgramKind {
         let Ok(metadata) = fs::metadata(format!("/proc/{pid}/exe")) else {
             return ProgramKind::default();
@@ -163,7 +178,7 @@ impl ProgramKinds {
             return known.clone();
         }
         let kind = open_program(pid).map_or_else(ProgramKind::default, |file| {
-            file_kind(&ReadCache::new(file))
+            read_kind_or_default(&ReadCache::new(file))
         });
         self.programs.insert(key, kind.clone());
         kind
@@ -209,9 +224,10 @@ impl<'m> MappedFiles<'m> {
         files
     }
 
-    /// Returns the kind that the names of mapped code show.
-    fn kind(&self) -> ProgramKind {
-        let is_mapped = |start: &str| self.code.iter().any(|name| is_named(name, start));
+    /// Returns the kind that the names of mapped code show: the first language of [`LANGUAGE_FILES`], and all
+    /// allocators.
+    fn kind_by_names(&self) -> ProgramKind {
+        let is_mapped = |start: &str| self.code.iter().any(|name| matches_name_start(name, start));
         let language = LANGUAGE_FILES.iter().find(|(start, _)| is_mapped(start));
         let allocators = ALLOCATOR_FILES.iter().filter(|(start, _)| is_mapped(start));
         ProgramKind {
@@ -221,7 +237,7 @@ impl<'m> MappedFiles<'m> {
     }
 
     /// Returns whether a file is mapped whose name begins with `start`.
-    fn contain(&self, start: &str) -> bool {
+    fn has_file_starting_with(&self, start: &str) -> bool {
         let start = start.as_bytes();
         self.names.iter().any(|name| name.starts_with(start))
     }
@@ -229,7 +245,7 @@ impl<'m> MappedFiles<'m> {
 
 /// Returns whether a file's name is `start`, with a version or a suffix: `python3.11` and `libjemalloc.so.2`, but not
 /// `nodejs-tool`. After the start of a library's name, or a dash, anything may follow.
-fn is_named(name: &[u8], start: &str) -> bool {
+fn matches_name_start(name: &[u8], start: &str) -> bool {
     let rest = name.strip_prefix(start.as_bytes());
     rest.is_some_and(|rest| {
         start.starts_with("lib")
@@ -243,41 +259,41 @@ fn is_named(name: &[u8], start: &str) -> bool {
     })
 }
 
-/// Returns the kind that a program's sections and symbols show; an empty one if they cannot be parsed.
-fn file_kind<'data>(data: impl ReadRef<'data>) -> ProgramKind {
+/// Reads the kind that a program's sections and symbols show; an empty one if they cannot be parsed.
+fn read_kind_or_default<'data>(data: impl ReadRef<'data>) -> ProgramKind {
     read_kind(data).unwrap_or_default()
 }
 
-/// Like [`file_kind`], but fails if the file's sections cannot be parsed.
+/// Like [`read_kind_or_default`], but fails if the file's sections cannot be parsed.
 fn read_kind<'data>(data: impl ReadRef<'data>) -> object::Result<ProgramKind> {
     let header = FileHeader64::<Endianness>::parse(data)?;
     let endian = header.endian()?;
     let sections = header.sections(endian, data)?;
     let mut kind = ProgramKind::default();
+    let (mut has_rust, mut has_other_main) = (false, false);
     let mut budget = SectionBudget::default();
     for section in sections.iter() {
         let name = sections.section_name(endian, section)?;
         match name {
             b".go.buildinfo" => kind.language = Some("Go"),
-            b".comment" if budget.take(name, section.sh_size(endian)) => {
+            b".comment" if budget.charge(name, section.sh_size(endian)) => {
                 let compilers = section.data(endian, data)?;
-                if kind.language.is_none() && find(compilers, b"rustc version ").is_some() {
-                    kind.language = Some("Rust");
-                }
+                has_rust = find(compilers, b"rustc version ").is_some();
             }
-            b".strtab" | b".dynstr" if budget.take(name, section.sh_size(endian)) => {
+            b".strtab" | b".dynstr" if budget.charge(name, section.sh_size(endian)) => {
                 let names = section.data(endian, data)?;
                 let has = |symbol: &str| find(names, symbol.as_bytes()).is_some();
                 // A program in C may contain a library in Rust.
-                if name == b".strtab" && kind.language == Some("Rust") && !has("lang_start") {
-                    kind.language = None;
-                }
+                has_other_main |= name == b".strtab" && !has("lang_start");
                 let found = ALLOCATOR_SYMBOLS.iter().filter(|(symbol, _)| has(symbol));
                 kind.allocators
                     .extend(found.map(|(_, allocator)| *allocator));
             }
             _ => {}
         }
+    }
+    if kind.language.is_none() && has_rust && !has_other_main {
+        kind.language = Some("Rust");
     }
     kind.allocators.sort_unstable();
     kind.allocators.dedup();
@@ -302,16 +318,16 @@ fn read_stripped_allocator<'data>(
         }
         let name = sections.section_name(endian, section)?;
         match name {
-            b".rodata" if budget.take(name, section.sh_size(endian)) => {
+            b".rodata" if budget.charge(name, section.sh_size(endian)) => {
                 constants = section.data(endian, data)?;
             }
-            b".dynstr" if budget.take(name, section.sh_size(endian)) => {
+            b".dynstr" if budget.charge(name, section.sh_size(endian)) => {
                 exported = section.data(endian, data)?;
             }
             _ => {}
         }
     }
-    // Its calls of malloc can be sampled.
+    // The allocator is then the program's malloc, whose calls can be sampled.
     if find(exported, b"\0malloc\0").is_some() {
         return Ok(None);
     }
@@ -335,9 +351,9 @@ struct SectionBudget {
 }
 
 impl SectionBudget {
-    /// Charges a section. False if one of its name was charged before, or if the charged sections would be too large
-    /// together.
-    fn take(&mut self, name: &[u8], size: u64) -> bool {
+    /// Charges a section, before it is read. Returns false, and charges nothing, if one of its name was charged before,
+    /// or if the charged sections would be too large together.
+    fn charge(&mut self, name: &[u8], size: u64) -> bool {
         let sum = self.bytes.saturating_add(size);
         let fits = sum <= SECTIONS_LIMIT && !self.names.iter().any(|known| known == name);
         if fits {
@@ -356,7 +372,7 @@ mod tests {
     fn runtimes_and_allocators_are_named_by_their_files() {
         let check = |path: &str, language: Option<&str>, allocators: &[&str]| {
             let maps = format!("7f0000-7f2000 r-xp 00000000 fe:01 7 {path}\n");
-            let kind = MappedFiles::new(maps.as_bytes()).kind();
+            let kind = MappedFiles::new(maps.as_bytes()).kind_by_names();
             assert_eq!(
                 (kind.language, &*kind.allocators),
                 (language, allocators),
@@ -392,7 +408,7 @@ mod tests {
         let mut budget = SectionBudget::default();
         let mut check = |name: &str, size, expected| {
             assert_eq!(
-                budget.take(name.as_bytes(), size),
+                budget.charge(name.as_bytes(), size),
                 expected,
                 "{name} {size}"
             );
@@ -403,6 +419,61 @@ mod tests {
         check(".dynstr", u64::MAX, false);
         check(".dynstr", 28 << 20, true);
         check(".comment", 1, false);
+    }
+
+    #[test]
+    fn allocator_is_defined_only_where_its_function_is() {
+        let own = fs::read("/proc/self/exe").unwrap();
+        // Gives a symbol of the linker's start files another name.
+        let check = |symbol: &str, name: &str, expected: bool| {
+            let (symbol, name) = (format!("\0{symbol}\0"), format!("\0{name}\0"));
+            let mut program = own.clone();
+            for at in memchr::memmem::find_iter(&own, symbol.as_bytes()) {
+                program[at..at + symbol.len()].fill(0);
+                program[at..at + name.len()].copy_from_slice(name.as_bytes());
+            }
+            let elf = ElfFile64::<Endianness, _>::parse(&*program).unwrap();
+            assert_eq!(defines_allocator(&elf), expected, "{name}");
+        };
+        const DEFINED: &str = "__do_global_dtors_aux";
+        const IMPORTED: &str = "_ITM_registerTMCloneTable";
+        check(DEFINED, DEFINED, false);
+        check(DEFINED, "mi_malloc", true);
+        check(DEFINED, "tc_malloc", true);
+        check(DEFINED, "my_tc_malloc", false);
+        check(IMPORTED, "mi_malloc", false);
+    }
+
+    #[test]
+    fn program_in_c_with_rust_library_is_not_rust_in_any_order_of_sections() {
+        let program = fs::read("/proc/self/exe").unwrap();
+        let mut in_c = program.clone();
+        for at in memchr::memmem::find_iter(&program, b"lang_start") {
+            in_c[at] = b'x';
+        }
+        let check = |program: &[u8], expected| {
+            assert_eq!(read_kind(program).unwrap().language, expected);
+            let swapped = swap_sections(program, [b".comment", b".strtab"]);
+            assert_eq!(read_kind(&*swapped).unwrap().language, expected);
+        };
+        check(&program, Some("Rust"));
+        check(&in_c, None);
+    }
+
+    /// Returns a program in which two sections have changed places in the table of sections.
+    fn swap_sections(program: &[u8], names: [&[u8]; 2]) -> Vec<u8> {
+        let header = FileHeader64::<Endianness>::parse(program).unwrap();
+        let endian = header.endian().unwrap();
+        let sections = header.sections(endian, program).unwrap();
+        let size = usize::from(header.e_shentsize.get(endian));
+        let [first, second] = names.map(|name| {
+            let (index, _) = sections.section_by_name(endian, name).unwrap();
+            header.e_shoff.get(endian) as usize + index.0 * size
+        });
+        let mut swapped = program.to_vec();
+        swapped[first..first + size].copy_from_slice(&program[second..second + size]);
+        swapped[second..second + size].copy_from_slice(&program[first..first + size]);
+        swapped
     }
 
     #[test]

@@ -13,7 +13,8 @@ use std::process::{Command, ExitCode, ExitStatus};
 use anyhow::Context;
 use memprof_leaks::exit_stop::{self, RunOutcome};
 use memprof_leaks::{
-    AnalysisOptions, AnalysisReport, LeakGroup, Proof, UnsearchedRole, prove, prove_at_exit,
+    AnalysisOptions, AnalysisReport, LeakGroup, Proof, UnsearchedRole, prove_leaks,
+    prove_leaks_at_exit,
 };
 use memprof_ptrace::pidfd::PidFd;
 use serde::Serialize;
@@ -24,12 +25,12 @@ use self::forwarder::{Recipient, SignalForwarder};
 use self::origin_output::OriginOutput;
 use self::page::build_page;
 use self::sampled_search::sample_and_prove;
-use crate::analysis_summary::{
-    AnalysisSummary, PhaseProgress, analyze, describe_process, finish_analysis, format_size,
-};
+use crate::analysis_summary::{AnalysisSummary, PhaseProgress, analyze, finish_analysis};
 use crate::command_group::CommandGroup;
 use crate::exit::{FAILED, Outcome, UNAVAILABLE, USAGE, with_exit_code};
 use crate::interrupts::{Interrupts, signal_exit_code};
+use crate::process_names::describe_process;
+use crate::quantities::format_size;
 use crate::record::SamplingOptions;
 use crate::result_output::ResultOutput;
 use crate::stack_lines::format_frames;
@@ -94,6 +95,23 @@ struct LeakedGroup<'a> {
 
 /// Runs `memprof leaks --prove`: on a process, which is sampled first with `--for`, or on the command of `--at-exit`.
 pub(crate) fn run(args: &ProveArgs, top: usize, output: ResultOutput<'_>) -> Outcome {
+    let outcome = run_search(args, top, output);
+    outcome.map_err(|error| match args.fail {
+        true => without_leak_code(error),
+        false => error,
+    })
+}
+
+/// Gives an error another exit code than [`FAILED`], by which `--fail` says that objects are leaked: [`UNAVAILABLE`].
+fn without_leak_code(error: anyhow::Error) -> anyhow::Error {
+    match exit::code_number_of_error(&error) {
+        FAILED => with_exit_code(UNAVAILABLE, exit::error_chain(&error)),
+        _ => error,
+    }
+}
+
+/// Searches as [`run`] does, but with the exit codes of errors without `--fail`.
+fn run_search(args: &ProveArgs, top: usize, output: ResultOutput<'_>) -> Outcome {
     let options = AnalysisOptions {
         max_pause: args.max_pause,
         max_memory: args.max_memory,
@@ -112,7 +130,7 @@ pub(crate) fn run(args: &ProveArgs, top: usize, output: ResultOutput<'_>) -> Out
         }
         None => {
             let proof = analyze(pid, options, |options, progress| {
-                prove(pid, options, progress)
+                prove_leaks(pid, options, progress)
             })?;
             show_proof(args, pid, &proof, top, output)
         }
@@ -144,7 +162,7 @@ fn prove_sampled(
     }
 }
 
-/// Shows the result of a search, with the exit code of `--fail`.
+/// Writes the result of a search. The exit code is 0, with `--fail` that of [`failure_code`].
 fn show_proof(
     args: &ProveArgs,
     pid: u32,
@@ -158,7 +176,7 @@ fn show_proof(
     Ok(ExitCode::from(failure))
 }
 
-/// Returns the exit code for a result, with `--fail`.
+/// Returns the exit code with `--fail`: 1 for leaks; without leaks 4 if some objects were not searched, else 0.
 fn failure_code(reply: &ProveOutput<'_>) -> u8 {
     match reply.leaked.objects {
         0 if reply.certainty == Certainty::Unknown => UNAVAILABLE,
@@ -192,7 +210,7 @@ fn prove_command(
     // Locked until the command runs, so that a signal in between waits for it.
     let mut recipient = forwarder.lock();
     let run = exit_stop::run_until_exit(&mut command, |pid| {
-        // Before Linux 5.3, a signal ends this program only.
+        // Before Linux 5.3, which lacks pidfd_open(2), a signal ends this program only.
         if let Ok(process) = PidFd::open(pid) {
             *recipient = Recipient::Command { process, group };
         }
@@ -213,9 +231,11 @@ fn prove_command(
         }
     };
     let pid = exiting.pid();
+    // Freed blocks then no longer count towards this program's resident set.
     own_heap::map_large_blocks();
     let progress = PhaseProgress::default();
-    let mut proof = prove_at_exit(&exiting, options, &|phase| progress.show(pid, phase));
+    let mut proof =
+        prove_leaks_at_exit(&exiting, options, &|phase| progress.show_phase(pid, phase));
     if let (Ok(proof), Some(error)) = (&mut proof, unsampled)
         && !proof.leaked.is_empty()
     {
@@ -251,7 +271,7 @@ fn command_exit_code(status: ExitStatus, fails: bool, failure: u8) -> ExitCode {
     }
 }
 
-/// Builds the output, its text with the `top` largest groups included.
+/// Builds the output, with its text, which shows the `top` largest groups.
 fn build_output(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
     let sum = |amount: fn(&LeakGroup) -> u64| proof.leaked.iter().map(amount).sum();
     let groups = proof.leaked.iter().map(|group| LeakedGroup {
@@ -271,7 +291,7 @@ fn build_output(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
     let mut reply = ProveOutput {
         status: "ok",
         text: String::new(),
-        certainty: Certainty::new(&proof.report, leaked),
+        certainty: Certainty::from_report(&proof.report, leaked),
         analysis: AnalysisSummary::new(pid, &proof.report),
         leaked: LeakedTotals {
             objects: leaked,
@@ -284,9 +304,9 @@ fn build_output(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
 }
 
 impl Certainty {
-    /// Returns the certainty of a result with that number of leaked objects. Without leaks, it is unknown if some
-    /// objects were not searched. With leaks, it is only probable if some memory was not searched for pointers.
-    fn new(report: &AnalysisReport, leaked: u64) -> Self {
+    /// Returns the certainty of a result with `leaked` leaked objects. Without leaks, it is unknown if some objects
+    /// were not searched. With leaks, it is only probable if some memory was not searched for pointers.
+    fn from_report(report: &AnalysisReport, leaked: u64) -> Self {
         match leaked {
             0 if report.has_unsearched(UnsearchedRole::Objects) => Self::Unknown,
             0 => Self::Proven,
@@ -296,7 +316,7 @@ impl Certainty {
     }
 }
 
-/// Returns the first line of the text and the page.
+/// Returns the first line of the text and the page: how much is leaked, and how certain that is.
 fn heading(reply: &ProveOutput<'_>) -> String {
     let name = describe_process(reply.analysis.pid);
     let all = reply.analysis.objects;
@@ -371,13 +391,30 @@ fn format_text(reply: &ProveOutput<'_>, top: usize) -> String {
             leaked.by.len() - top
         ));
     }
-    lines.extend(reply.analysis.lines());
+    lines.extend(reply.analysis.closing_lines());
     lines.join("\n")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn error_has_no_exit_code_of_leaks() {
+        let check = |error, expected| {
+            let text = exit::error_chain(&error);
+            let changed = without_leak_code(error);
+            assert_eq!(exit::code_number_of_error(&changed), expected);
+            assert_eq!(exit::error_chain(&changed), text);
+        };
+        check(
+            anyhow::anyhow!("no space").context("leaks.html"),
+            UNAVAILABLE,
+        );
+        check(with_exit_code(FAILED, "failed"), UNAVAILABLE);
+        check(with_exit_code(USAGE, "one argument"), USAGE);
+        check(with_exit_code(UNAVAILABLE, "refused"), UNAVAILABLE);
+    }
 
     #[test]
     fn small_leaks_are_called_negligible() {

@@ -1,6 +1,7 @@
 //! `memprof ps`: lists the running hosts, and with `--all` processes that could be attached to.
 
 mod bounded_work;
+mod growth;
 mod processes;
 mod resident;
 mod unexamined;
@@ -9,13 +10,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use memprof_host::client::Client;
-use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover};
+use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover_hosts};
 use memprof_messages::PLUGIN;
 use serde::Serialize;
 
 use crate::exit::Outcome;
 use crate::output;
-use crate::process_names::host_name;
+use crate::process_names::host_display_name;
 use crate::target::NO_HOST_REMEDY;
 
 /// Number of unreachable hosts that are listed individually.
@@ -66,7 +67,7 @@ struct UnreachableRow {
 /// that is `None`, [`processes::Processes::measure_growth`] chooses the time.
 pub(crate) fn run(all: bool, growth_time: Option<Duration>, json: bool) -> Outcome {
     let query = |client: &mut Client| {
-        query_plugins(client).unwrap_or_else(|error| PluginSummary {
+        query_summary(client).unwrap_or_else(|error| PluginSummary {
             profiling: format!("{error:#}"),
             ..PluginSummary::default()
         })
@@ -80,7 +81,7 @@ pub(crate) fn run(all: bool, growth_time: Option<Duration>, json: bool) -> Outco
         Some(processes) => DiscoveryScope::Among(&processes.plugin_pids),
         None => DiscoveryScope::AllProcesses,
     };
-    let found = discover(scope, query);
+    let found = discover_hosts(scope, query);
     let mut listing = Listing {
         schema_version: 1,
         hosts: found.hosts.into_iter().map(host_row).collect(),
@@ -105,7 +106,7 @@ pub(crate) fn run(all: bool, growth_time: Option<Duration>, json: bool) -> Outco
         Some(processes) => {
             let width = output::terminal_columns();
             output::print(&processes::format_table(processes, width));
-            let note = width.and_then(|_| processes::states_note(processes));
+            let note = width.and_then(|_| processes::refused_states_note(processes));
             note.iter().for_each(|note| output::note(note));
         }
         None if listing.hosts.is_empty() => {}
@@ -114,7 +115,7 @@ pub(crate) fn run(all: bool, growth_time: Option<Duration>, json: bool) -> Outco
     let missing = unexamined::unexamined_note(&listing.unexamined);
     missing.iter().for_each(|note| output::note(note));
     for one in listing.unreached.iter().take(MAX_LISTED) {
-        output::note(&one.describe());
+        output::note(&one.note_text());
     }
     match listing.unreached.len().saturating_sub(MAX_LISTED) {
         0 => {}
@@ -136,7 +137,7 @@ pub(crate) fn run(all: bool, growth_time: Option<Duration>, json: bool) -> Outco
 fn host_row((host, answer): (RunningHost, PluginSummary)) -> PsHostRow {
     PsHostRow {
         pid: host.pid,
-        name: host_name(host.pid, host.info.name),
+        name: host_display_name(host.pid, host.info.name),
         command: host.info.command,
         socket: host.socket,
         answer,
@@ -153,8 +154,8 @@ fn unreachable_row(one: UnreachableHost) -> UnreachableRow {
 }
 
 impl UnreachableRow {
-    /// Returns the text of the note about the host.
-    fn describe(&self) -> String {
+    /// Returns the text of the note about a host that was not reached.
+    fn note_text(&self) -> String {
         let pid = self.pid.map(|pid| format!("{pid}, ")).unwrap_or_default();
         format!(
             "not reached: {pid}{}: {}",
@@ -164,8 +165,8 @@ impl UnreachableRow {
     }
 }
 
-/// Requests the plugins of a host, and its status if it has `memory_profile`.
-fn query_plugins(client: &mut Client) -> anyhow::Result<PluginSummary> {
+/// Requests the plugins of a host, and its status if it has `memory_profile`. Fails if a request fails.
+fn query_summary(client: &mut Client) -> anyhow::Result<PluginSummary> {
     let plugins = client.plugins()?.into_iter().map(|plugin| plugin.id);
     let plugins: Vec<_> = plugins.collect();
     if !plugins.iter().any(|id| id == PLUGIN) {
@@ -186,7 +187,7 @@ fn query_plugins(client: &mut Client) -> anyhow::Result<PluginSummary> {
 
 /// Returns one row for each process. Of a process with several control sockets, as a program with several modules has,
 /// that is the row of `memory_profile`, else the first.
-fn process_rows(hosts: &[PsHostRow]) -> Vec<&PsHostRow> {
+fn one_row_per_process(hosts: &[PsHostRow]) -> Vec<&PsHostRow> {
     let has_profile = |host: &PsHostRow| host.answer.plugins.iter().any(|id| id == PLUGIN);
     let mut rows: Vec<&PsHostRow> = Vec::new();
     for host in hosts {
@@ -201,7 +202,7 @@ fn process_rows(hosts: &[PsHostRow]) -> Vec<&PsHostRow> {
 
 /// Formats the table of hosts, a row for each process.
 fn format_table(hosts: &[PsHostRow]) -> String {
-    let rows = process_rows(hosts).into_iter().map(|host| {
+    let rows = one_row_per_process(hosts).into_iter().map(|host| {
         let answer = &host.answer;
         let texts = [
             &host.name,
@@ -219,7 +220,7 @@ fn format_table(hosts: &[PsHostRow]) -> String {
         ]
     });
     let heads = ["    PID", "NAME", "ALLOCATOR", "PROFILING", "COMMAND"];
-    output::table(heads, &rows.collect::<Vec<_>>())
+    output::format_table(heads, &rows.collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -240,7 +241,7 @@ mod tests {
         };
         let check = |hosts: &[(u32, &str, &str)], expected: &[&str]| {
             let hosts: Vec<_> = hosts.iter().map(row).collect();
-            let rows = process_rows(&hosts).into_iter();
+            let rows = one_row_per_process(&hosts).into_iter();
             let sockets: Vec<_> = rows.map(|row| row.socket.display().to_string()).collect();
             assert_eq!(sockets, expected);
         };

@@ -71,6 +71,7 @@ pub(crate) fn run(pid: u32, parent: u32) -> Outcome {
         signals.add(signal);
     }
     signals.thread_block().context("failed to block signals")?;
+    // The copies to reap are started later than this process.
     let own = std::fs::read("/proc/self/stat").context("/proc/self/stat")?;
     let since = ProcStat::parse(&own).context("/proc/self/stat")?.start_time;
     let mut message = Vec::new();

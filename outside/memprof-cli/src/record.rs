@@ -51,8 +51,8 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
             "standard output is for the table: give -o a file, or a --format",
         ));
     }
-    // Before anything is sampled.
-    args.view.add_to(args.form.to_options()?)?;
+    // Invalid options and a missing base fail here, before anything is sampled.
+    args.view.add_to_options(args.form.to_options()?)?;
     if let Some(base) = &args.view.base {
         open_input(base)?;
     }
@@ -63,9 +63,9 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
             let mut client = target::connect(target)?;
             let pid = target::host_pid(&mut client)?;
             let process = HostProcess::from_client(&mut client)?;
-            let sampling = args.sampling();
-            let recorded = record(pid, &process, &sampling, &mut client, &interrupts, None);
-            RecordedProcesses::of_one(pid, recorded)
+            let sampling = args.sampling_options();
+            let recorded = record_host(pid, &process, &sampling, &mut client, &interrupts, None);
+            RecordedProcesses::from_one(pid, recorded)
         }
         Subject::Process(pid) => record_processes(args, pid, &interrupts),
     };
@@ -89,7 +89,7 @@ fn record_attached(
     pid: u32,
     interrupts: &Interrupts,
 ) -> anyhow::Result<Recorded> {
-    // Before anything fails because the process ends.
+    // Opened first, so that the end of the process explains why a step fails.
     let process = HostProcess::open(pid);
     let recorded = record_and_detach(args, sampling, pid, &process, interrupts);
     let Err(error) = recorded else {
@@ -97,7 +97,7 @@ fn record_attached(
     };
     let end = process.wait_for_program_end(SHORT_END_TIMEOUT, interrupts)?;
     let end = end.ok_or(error)?;
-    // Nothing of the program is left.
+    // Nothing is left of the program, so there is nothing to undo.
     interrupts.remove_changes(pid);
     Ok(Recorded::without_profile(pid, end))
 }
@@ -128,7 +128,7 @@ fn record_and_detach(
     let mut attachment = TemporaryAttachment::open(pid, &options, interrupts)?;
     let leftovers = attachment.leftovers.as_ref();
     let client = &mut attachment.client;
-    let recorded = record(pid, process, sampling, client, interrupts, leftovers);
+    let recorded = record_host(pid, process, sampling, client, interrupts, leftovers);
     let has_ended = recorded
         .as_ref()
         .is_ok_and(|recorded| matches!(recorded.end, SamplingEnd::Host(_) | SamplingEnd::Exec));
@@ -147,13 +147,13 @@ fn record_and_detach(
     }
 }
 
-/// Samples for the duration, and fetches the dump. Sampling that was active before stays so. If the process ends
-/// meanwhile, the profile is that of its exit. If it left none, was halted or does not reply any more, the profile is the
-/// last one that was fetched before. One that is not visible in this pid namespace has that last one only.
+/// Samples a host for the duration, and fetches the dump. Sampling that was active before stays so. If the process ends
+/// meanwhile, the profile is that of its exit. If it left none, was halted or does not reply any more, the profile is
+/// the last one that was fetched before. A process that is not visible in this pid namespace has only that last one.
 ///
 /// `leftovers` is the root of a process that memprof detaches from, where no copy of the dump stays. If it is `None`, a
 /// kept dump stays.
-fn record(
+fn record_host(
     pid: u32,
     process: &HostProcess,
     options: &SamplingOptions,
@@ -162,9 +162,10 @@ fn record(
     leftovers: Option<&Leftovers>,
 ) -> anyhow::Result<Recorded> {
     let status = client.status()?;
-    // By its pid in its own namespace alone, the exit dump of another container would be this host's.
+    // The pid of a hidden process is known only in its own namespace. By that pid, the exit dump of another container
+    // could be taken for this host's.
     let exit_dumps = match process.is_visible() {
-        true => Some(ExitDumpDir::new(pid, client.host()?.pid, &status)),
+        true => Some(ExitDumpDir::new(pid, client.host_info()?.pid, &status)),
         false => None,
     };
     let dump_arguments: Vec<_> = options.allocator.clone().into_iter().collect();
@@ -172,7 +173,7 @@ fn record(
     let outside_before = ledger::bytes_outside_malloc(client);
     let mut early = EarlyProfile::new(&dump_arguments);
     let end = wait_for_end(options.duration, client, process, interrupts, |client| {
-        activation.adjust(client)?;
+        activation.adjust_interval(client)?;
         early.fetch_if_due(client)
     })?;
     let mut recorded = Recorded::without_profile(pid, end);
@@ -180,7 +181,7 @@ fn record(
         // If it cannot be reached, the dump fails and says so.
         process.ensure_connected(client);
         let fetched = fetch_dump(client, &dump_arguments, &mut early, leftovers);
-        // Also after a failure. A dump that was fetched remains the last profile if the host goes now.
+        // Sampling ends also if the dump failed. A fetched dump stays the last profile if the host goes now.
         let ended = activation.end(client, interrupts);
         match ended.and(fetched) {
             Ok(warnings) => {
@@ -195,10 +196,16 @@ fn record(
                     }));
             }
             Err(error) => {
-                let end = process.end_reason(client.is_connected(), Duration::MAX, interrupts)?;
+                let end = process.wait_for_end_reason(
+                    client.is_connected(),
+                    Duration::MAX,
+                    interrupts,
+                )?;
                 recorded.end = match end {
                     Some(end) => end,
-                    None if early.was_fetched() && exit::code_number(&error) == UNREACHABLE => {
+                    None if early.has_profile()
+                        && exit::code_number_of_error(&error) == UNREACHABLE =>
+                    {
                         SamplingEnd::NoReply("does not answer any more".to_owned())
                     }
                     None => return Err(error),
@@ -210,7 +217,7 @@ fn record(
         SamplingEnd::Halt(_) => {}
         SamplingEnd::Host(_) | SamplingEnd::Exec | SamplingEnd::NoReply(_) => {
             let has_ended = !matches!(recorded.end, SamplingEnd::NoReply(_));
-            if has_ended && activation.is_new() {
+            if has_ended && activation.has_started_sampling() {
                 interrupts.remove_last_change(pid);
             }
             let exit_dump = exit_dumps.map(|dumps| dumps.copy_exit_dump()).transpose();
@@ -230,22 +237,23 @@ fn record(
     Ok(recorded)
 }
 
-/// Fetches the dump, as the last profile of `early`. Removes it from `leftovers`, the root of a process that memprof
-/// detaches from; if that is `None`, a kept dump stays. Returns the host's warnings.
+/// Takes a dump, once the host is not busy with another one, and makes it the last profile of `early`. Removes the
+/// host's copy through `leftovers`, the root of a process that memprof detaches from; if that is `None`, a kept dump
+/// stays. Returns the host's warnings.
 fn fetch_dump(
     client: &mut Client,
     arguments: &[String],
     early: &mut EarlyProfile,
     leftovers: Option<&Leftovers>,
 ) -> anyhow::Result<Vec<String>> {
-    let age = early.age();
+    let age = early.recording_age();
     let dumped = retry_while_busy(|| message::take_dump_or_receive(client, arguments));
     let mut profile = ScratchFile::new()?;
     let warnings = match dumped? {
         TakenDump::Kept(reply) => {
             let reply = reply.into_success()?;
             let report: DumpReport = reply.into_typed().context("the reply to dump")?;
-            profile.append(&mut client.fetch(&report.largest.id)?)?;
+            profile.append(&mut client.fetch_dump(&report.largest.id)?)?;
             if let Some(leftovers) = leftovers {
                 let dumps = report.dumps.iter();
                 dumps.for_each(|dump| leftovers.remove_file(&dump.path));

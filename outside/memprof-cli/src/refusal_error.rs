@@ -23,7 +23,7 @@ pub(crate) fn refusal_error(pid: u32, error: &AttachError) -> anyhow::Error {
     };
     match error {
         AttachError::Refused(refusal) => {
-            let remedy = memprof_attach::remedy(pid, refusal);
+            let remedy = memprof_attach::refusal_remedy(pid, refusal);
             let remedy = remedy.map(|remedy| format!("; {remedy}"));
             let remedy = remedy.unwrap_or_default();
             with_exit_code(

@@ -70,7 +70,7 @@ impl ParsedReply {
         })
     }
 
-    /// Returns the text of the reply for people: the field `text` of a JSON body, or the whole body.
+    /// Returns the text of the reply for people: the field `text` of a JSON body, or else the whole body.
     pub(crate) fn text(&self) -> Cow<'_, str> {
         match &self.body {
             Body::Text(text) if text.is_empty() => "an empty reply".into(),
@@ -107,7 +107,8 @@ impl Body {
     }
 }
 
-/// Sends a message to `memory_profile`. An error of the plugin is returned as a reply.
+/// Sends a message to `memory_profile`, and waits for the reply. An error of the plugin is returned as a reply, with
+/// its status.
 pub(crate) fn send_request(
     client: &mut Client,
     message: &str,

@@ -13,7 +13,7 @@ use crate::exit::{self, FAILED, error_chain, with_exit_code};
 use crate::live_profile::{is_file_or_stdin, take_profile, take_profile_if_process};
 use crate::own_heap;
 use crate::process_names::pids_with_name;
-use crate::report_form::{FormArgs, open_input, show_progress};
+use crate::report_form::{FormArgs, open_input, show_symbolizing_progress};
 use crate::report_view::{ViewArgs, modification_time};
 use crate::target;
 
@@ -107,7 +107,7 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     };
     let sources = (!args.no_symbols).then_some(sources);
     let add_remedy = |error: anyhow::Error| match live {
-        None if exit::code_number(&error) == FAILED => name_process(error, &name),
+        None if exit::code_number_of_error(&error) == FAILED => add_process_hint(error, &name),
         _ => error,
     };
     let mut profile = open_input(&file).map_err(|error| add_remedy(error.into()))?;
@@ -126,16 +126,16 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
         .zip(base_name.as_deref())
         .map(|(bytes, name)| Input { name, bytes });
     let progress = |done, of| {
-        show_progress(done, of);
+        show_symbolizing_progress(done, of);
         if done == of {
             // The names of a large program's functions were found in many small pieces of memory, free now.
             own_heap::release_free_pages();
         }
     };
     let is_unrecognised = Cell::new(false);
-    let delivered = args.form.deliver(|out| {
+    let delivered = args.form.write_and_open(|out| {
         let written =
-            memprof_report::report(input, base, sources.as_slice(), &options, &progress, out);
+            memprof_report::write_report(input, base, sources.as_slice(), &options, &progress, out);
         written.inspect_err(|error| is_unrecognised.set(error.is_unrecognised()))
     });
     delivered.map_err(|error| match is_unrecognised.get() {
@@ -144,8 +144,9 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     })
 }
 
-/// Adds to the error of a file that is no profile that a process has its name, if one has, or a host calls itself so.
-fn name_process(error: anyhow::Error, file: &str) -> anyhow::Error {
+/// Adds a hint to the error of a file that is no profile, if a process has the file's name or pid, or a host calls
+/// itself so.
+fn add_process_hint(error: anyhow::Error, file: &str) -> anyhow::Error {
     let is_pid = file.parse::<u32>().is_ok() && Path::new("/proc").join(file).exists();
     let is_host = || file != "-" && !file.contains('/') && target::connect(Some(file)).is_ok();
     match is_pid || !pids_with_name(file).is_empty() || is_host() {
@@ -161,7 +162,8 @@ fn name_process(error: anyhow::Error, file: &str) -> anyhow::Error {
 }
 
 impl ReportArgs {
-    /// Returns the options of the report; fails for an invalid regular expression.
+    /// Returns the options of the report. Fails for an invalid regular expression, or if `--open` comes with another
+    /// format than HTML.
     fn to_options(&self) -> Result<Options, Error> {
         Ok(Options {
             sample_type: SampleType::InuseSpace,
@@ -180,7 +182,7 @@ impl ReportArgs {
             why: self.why.clone(),
             time_nanos: self.file.as_deref().map_or(0, modification_time),
             limits: Limits::default(),
-            ..self.view.add_to(self.form.to_options()?)?
+            ..self.view.add_to_options(self.form.to_options()?)?
         })
     }
 

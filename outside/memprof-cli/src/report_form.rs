@@ -84,9 +84,9 @@ impl FormArgs {
         })
     }
 
-    /// Writes the report by `write` to the output, and opens it in a browser with `--open`. Prints the notes that
-    /// `write` returns.
-    pub(crate) fn deliver(
+    /// Writes the report by `write` to `--output`, to stdout, or with `--open` to a new file. Prints the notes that
+    /// `write` returns. With `--open`, then opens the report in a browser.
+    pub(crate) fn write_and_open(
         &self,
         write: impl FnOnce(&mut dyn Write) -> Result<Vec<String>, Error>,
     ) -> anyhow::Result<()> {
@@ -126,7 +126,7 @@ pub(crate) struct LiveDump<'a> {
     pub(crate) notes: &'a [String],
 }
 
-/// Writes a page of a live dump; returns the page's path.
+/// Writes the report of a live dump as a page to a new file, and prints its notes. Returns the page's path.
 pub(crate) fn write_live_page(dump: LiveDump<'_>) -> anyhow::Result<PathBuf> {
     let options = Options {
         format: Format::Html,
@@ -140,20 +140,20 @@ pub(crate) fn write_live_page(dump: LiveDump<'_>) -> anyhow::Result<PathBuf> {
 }
 
 /// Writes a report of a live dump in the given form, and notes to standard error. `top` is the number of rows of a text
-/// unless the form has one.
+/// if the form sets none.
 pub(crate) fn show_live_report(
     dump: LiveDump<'_>,
     form: &FormArgs,
     view: &ViewArgs,
     top: Option<usize>,
 ) -> anyhow::Result<()> {
-    let mut options = view.add_to(form.to_options()?)?;
+    let mut options = view.add_to_options(form.to_options()?)?;
     if options.format == Format::Text {
         options.top = options.top.or(top);
     }
     let mut bytes = open_dumps(dump.files)?;
     let base = view.base.as_deref();
-    form.deliver(live_report_writer(&mut *bytes, dump, base, options))
+    form.write_and_open(live_report_writer(&mut *bytes, dump, base, options))
 }
 
 /// Returns a function that writes a report of a live dump, whose bytes are `bytes`, compared with the profile in `base`.
@@ -178,7 +178,14 @@ fn live_report_writer<'a>(
             .as_mut()
             .zip(base_name.as_deref())
             .map(|(bytes, name)| Input { name, bytes });
-        memprof_report::report(input, base, &sources, &options, &show_progress, out)
+        memprof_report::write_report(
+            input,
+            base,
+            &sources,
+            &options,
+            &show_symbolizing_progress,
+            out,
+        )
     }
 }
 
@@ -190,7 +197,7 @@ fn write_to_stdout(
     Ok(notes.unwrap_or_default())
 }
 
-/// Clears the progress line, and prints the notes of a report on stderr. An error is passed on.
+/// Clears the progress line, and prints the notes of a report on stderr. Returns the error of a report without any.
 fn print_notes(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {
     output::clear_progress();
     for note in notes? {
@@ -199,7 +206,7 @@ fn print_notes(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens dumps, of which each is read where the one before ends.
+/// Opens dumps to be read as one: each begins where the one before ends.
 pub(crate) fn open_dumps(paths: &[PathBuf]) -> Result<Box<dyn BufRead>, Error> {
     let mut all: Box<dyn BufRead> = Box::new(io::empty());
     for path in paths {
@@ -208,7 +215,7 @@ pub(crate) fn open_dumps(paths: &[PathBuf]) -> Result<Box<dyn BufRead>, Error> {
     Ok(all)
 }
 
-/// Opens a profile; `-` is standard input. Fails for a directory.
+/// Opens a profile for reading; `-` is standard input. Fails for a directory.
 pub(crate) fn open_input(path: &Path) -> Result<Box<dyn BufRead>, Error> {
     if path == Path::new("-") {
         return Ok(Box::new(io::stdin().lock()));
@@ -225,8 +232,8 @@ pub(crate) fn open_input(path: &Path) -> Result<Box<dyn BufRead>, Error> {
     Ok(Box::new(BufReader::with_capacity(256 << 10, file)))
 }
 
-/// Shows the progress of symbolizing on a terminal.
-pub(crate) fn show_progress(done: usize, of: usize) {
+/// Shows on a terminal how many of the files are symbolized; clears that line when all are.
+pub(crate) fn show_symbolizing_progress(done: usize, of: usize) {
     if done == of {
         output::clear_progress();
     } else {

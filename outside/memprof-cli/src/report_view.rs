@@ -46,11 +46,11 @@ pub(crate) struct ViewArgs {
 }
 
 impl ViewArgs {
-    /// Adds these options to those of a report.
+    /// Adds these options to those of a report, with the modification time of the base.
     ///
     /// # Errors
     /// A regular expression is invalid.
-    pub(crate) fn add_to(&self, options: Options) -> Result<Options, Error> {
+    pub(crate) fn add_to_options(&self, options: Options) -> Result<Options, Error> {
         Ok(Options {
             filter: Filter {
                 focus: self.focus.as_deref().map(compile_pattern).transpose()?,
@@ -68,8 +68,8 @@ impl ViewArgs {
     }
 }
 
-/// Modification time of a file in nanoseconds since 1970: the best guess for a dump without a time. 0, which means
-/// unknown in pprof, if there is none.
+/// Returns the modification time of a file in nanoseconds since 1970: the best guess for a dump without a time. 0,
+/// which means unknown in pprof, if there is none.
 pub(crate) fn modification_time(path: &Path) -> i64 {
     let modified = std::fs::metadata(path)
         .and_then(|metadata| metadata.modified())

@@ -65,7 +65,7 @@ impl<'a> ResultOutput<'a> {
         })
     }
 
-    /// Returns the number of rows for a requested number: a page always has up to [`MAX_ROWS`].
+    /// Returns the number of rows to compute if the user requests `top`: a page always has up to [`MAX_ROWS`].
     pub(crate) fn row_count(&self, top: usize) -> usize {
         match self.is_page() {
             true => MAX_ROWS,
@@ -78,7 +78,7 @@ impl<'a> ResultOutput<'a> {
         self.format == ResultFormat::Html
     }
 
-    /// Returns whether the result is text on stdout, which need not be a terminal.
+    /// Returns whether the result is text on stdout, whether that is a terminal or not.
     pub(crate) fn is_text_on_stdout(&self) -> bool {
         self.format == ResultFormat::Text && self.output.is_none()
     }

@@ -18,7 +18,7 @@ pub(crate) fn read_head(program: &File) -> io::Result<Vec<u8>> {
     Ok(head)
 }
 
-/// Finds the file of a program as a shell does. A name with a slash is taken for a path, which need not exist.
+/// Finds the file of a program in PATH, as a shell does. A name with a slash is taken for a path, which need not exist.
 ///
 /// # Errors
 /// No program with that name is in PATH.
@@ -37,11 +37,11 @@ pub(crate) fn find_in_path(name: &OsStr) -> anyhow::Result<PathBuf> {
 }
 
 /// Returns the interpreter of a script, by the first bytes of its file. `None` for another file.
-pub(crate) fn interpreter(head: &[u8]) -> Option<PathBuf> {
+pub(crate) fn script_interpreter(head: &[u8]) -> Option<PathBuf> {
     Some(PathBuf::from(shebang_words(head)?.next()?))
 }
 
-/// Like [`interpreter`], but for `#!/usr/bin/env PROGRAM` returns the program that env(1) looks up. `None` if the
+/// Like [`script_interpreter`], but for `#!/usr/bin/env PROGRAM` returns the program that env(1) looks up. `None` if the
 /// file is no script, or env(1) gets no program.
 pub(crate) fn named_interpreter(head: &[u8]) -> Option<PathBuf> {
     let mut words = shebang_words(head)?;
@@ -69,7 +69,7 @@ fn shebang_words(head: &[u8]) -> Option<impl Iterator<Item = &OsStr>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{interpreter, named_interpreter};
+    use super::{named_interpreter, script_interpreter};
 
     #[test]
     fn interpreter_is_read_from_the_first_line() {
@@ -77,7 +77,11 @@ mod tests {
             let text =
                 |path: Option<std::path::PathBuf>| path.map(|path| path.display().to_string());
             let bytes = script.as_bytes();
-            assert_eq!(text(interpreter(bytes)).as_deref(), started, "{script:?}");
+            assert_eq!(
+                text(script_interpreter(bytes)).as_deref(),
+                started,
+                "{script:?}"
+            );
             assert_eq!(
                 text(named_interpreter(bytes)).as_deref(),
                 named,

@@ -88,8 +88,8 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// Serves until SIGINT or SIGTERM. `token` is a new access token, to be printed with the address; `None` if there is
-/// none.
+/// Serves the hosts over HTTP until SIGINT or SIGTERM. `token` is an access token that was made for this run, which
+/// becomes part of the printed address; `None` if the user gave one, or access needs none.
 async fn serve_until_signal(
     args: &ServeArgs,
     settings: RouterSettings,
@@ -110,7 +110,7 @@ async fn serve_until_signal(
     Ok(())
 }
 
-/// Converts an error of listening: exposing the server without access rules is a usage error.
+/// Converts an error of listening. Exposing the server without access rules is a usage error.
 fn listen_error(error: ListenError) -> anyhow::Error {
     match error {
         ListenError::Exposed(_) => with_exit_code(USAGE, error.to_string()),
@@ -143,14 +143,14 @@ fn offered_machine(args: &ServeArgs) -> Option<Machine> {
     let options = &args.listen_options;
     let is_proxied = options.base_url.is_some() || !options.trust_proxy.is_empty();
     let is_offered = args.target.is_none() && !options.allow_remote && !is_proxied;
-    // Also after the file was replaced by an update.
+    // This path leads to the running program, even after an update has replaced its file.
     is_offered.then(|| Machine::new(PathBuf::from("/proc/self/exe")))
 }
 
-/// Hosts to serve: the one in `--target`, else all that run.
+/// Returns the hosts to serve: the one in `--target`, else all that run.
 fn served_hosts(args: &ServeArgs) -> Hosts {
     let selector = match args.target.as_deref() {
-        None => return Hosts::running(),
+        None => return Hosts::with_discovered(),
         Some(target) => match target::socket_path(target) {
             Some(path) => HostSelector::Socket(path),
             None => HostSelector::Named(target.to_owned()),

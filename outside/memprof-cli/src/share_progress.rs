@@ -21,7 +21,7 @@ pub(crate) struct ShareProgress {
 }
 
 impl ShareProgress {
-    /// Progress of a step that begins now.
+    /// Creates the progress of a step that begins now.
     pub(crate) fn begin() -> Self {
         Self {
             start: Instant::now(),
@@ -41,8 +41,8 @@ impl ShareProgress {
     }
 }
 
-/// Line for a step that has taken `elapsed`. The time left is that of the rest at the same speed. At 0 %, and during
-/// the first [`SHOWN_AFTER`], the line is the name alone.
+/// Returns the line for a step that has taken `elapsed`, with the time that the rest takes at the same speed. At 0 %,
+/// and during the first [`SHOWN_AFTER`], the line is the name alone.
 fn progress_text(name: &str, percent: u8, elapsed: Duration) -> String {
     let percent = percent.min(100);
     if elapsed < SHOWN_AFTER || percent == 0 {

@@ -33,8 +33,8 @@ impl SlowStep {
     }
 }
 
-/// Shows the time that a step takes, after each `interval` until it ends. Every [`LOGGED`] times, also writes it for
-/// scripts. Returns how often it was shown.
+/// Shows the time that a step takes, after each `interval` until `ended` is closed. Every [`LOGGED`] times, also writes
+/// it to a script's stderr. Returns how often it was shown.
 fn show_elapsed(name: &str, ended: &Receiver<()>, interval: Duration) -> u32 {
     let start = Instant::now();
     let mut times = 0;

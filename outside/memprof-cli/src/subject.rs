@@ -39,9 +39,9 @@ pub(crate) fn find_subject(
     };
     let target = first.or_else(|| args?.target.as_deref());
     match target.filter(|target| socket_path(target).is_none()) {
-        Some(target) if exit::code_number(&error) == UNREACHABLE => {
+        Some(target) if exit::code_number_of_error(&error) == UNREACHABLE => {
             match process_arg::parse_process(target) {
-                // A host that is halted would answer when it goes on.
+                // A halted host cannot answer now, but is no process without the plugin.
                 Ok(pid) if Halt::for_pid(pid).is_some() && maps_plugin(pid) => Err(error),
                 Ok(pid) if Path::new("/proc").join(pid.to_string()).exists() => {
                     Ok(Subject::Process(pid))

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use memprof_host::client::{Client, ClientError};
-use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover, running_hosts};
+use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover_hosts, running_hosts};
 use memprof_messages::PLUGIN;
 use memprof_ptrace::{Halt, read_proc_text};
 
@@ -41,7 +41,7 @@ pub(crate) fn connect_to(args: &TargetArgs, first: Option<&str>) -> anyhow::Resu
     connect_to_plugin(args, first, PLUGIN)
 }
 
-/// Like [`connect_to`], but in a process with several sockets to the one of `plugin`.
+/// Like [`connect_to`], but connects to the socket of `plugin` if the process has several.
 pub(crate) fn connect_to_plugin(
     args: &TargetArgs,
     first: Option<&str>,
@@ -54,7 +54,7 @@ pub(crate) fn connect_to_plugin(
         }
         (first, option) => first.or(option),
     };
-    connect_with(target, plugin, |socket| match args.timeout {
+    find_and_connect(target, plugin, |socket| match args.timeout {
         None => Client::connect(socket),
         Some(timeout) => Client::connect_within(socket, timeout),
     })
@@ -62,12 +62,12 @@ pub(crate) fn connect_to_plugin(
 
 /// Connects to the host that `target` names: a socket's path, a pid, or a name. `None`: the only running host.
 pub(crate) fn connect(target: Option<&str>) -> anyhow::Result<Client> {
-    connect_with(target, PLUGIN, Client::connect)
+    find_and_connect(target, PLUGIN, Client::connect)
 }
 
-/// Finds the host that `target` names, or for `None` the only running one, and connects to it. If nothing listens at
-/// its socket any more, searches once more.
-fn connect_with(
+/// Finds the host that `target` names, or for `None` the only running one, and connects to its socket by `connect`. If
+/// nothing listens there any more, searches once more.
+fn find_and_connect(
     target: Option<&str>,
     plugin: &str,
     connect: impl Fn(&Path) -> Result<Client, ClientError>,
@@ -82,7 +82,8 @@ fn connect_with(
     connected.with_context(|| socket.display().to_string())
 }
 
-/// Returns the path of the socket of the host that `target` names; `None`: the only running host.
+/// Returns the socket that `target` is the path of, or else that of the host that it names. Without a target, returns
+/// that of the only running host with `plugin`.
 fn find_socket(target: Option<&str>, plugin: &str) -> anyhow::Result<PathBuf> {
     match target.and_then(socket_path) {
         Some(path) => Ok(path),
@@ -94,7 +95,7 @@ fn find_socket(target: Option<&str>, plugin: &str) -> anyhow::Result<PathBuf> {
 pub(crate) fn host_pid(client: &mut Client) -> anyhow::Result<u32> {
     match client.peer().pid {
         Some(pid) => Ok(pid),
-        None => Ok(client.host()?.pid),
+        None => Ok(client.host_info()?.pid),
     }
 }
 
@@ -108,8 +109,8 @@ pub(crate) fn pid_by_host_name(name: &str) -> Option<u32> {
     }
 }
 
-/// Interprets a target as a path: it has a slash and is not `NAME/PID`, or a socket with that name exists here. `None`
-/// otherwise. A number is a pid, even if such a file exists.
+/// Interprets a target as the path of a socket: it has a slash and is not `NAME/PID`, or a socket with that name exists
+/// in the working directory. `None` otherwise. A number is a pid, even if such a file exists.
 pub(crate) fn socket_path(target: &str) -> Option<PathBuf> {
     let is_socket = |path: &Path| path.metadata().is_ok_and(|m| m.file_type().is_socket());
     if target.starts_with("container:") {
@@ -133,7 +134,7 @@ fn parse_pid(target: &str) -> Option<u32> {
 /// directories, then among all processes.
 pub(crate) fn find_host(target: Option<&str>, plugin: &str) -> anyhow::Result<RunningHost> {
     if let Some(container) = target.and_then(|target| target.strip_prefix("container:")) {
-        let pid = container::find_process(container);
+        let pid = container::find_process_in_container(container);
         let pid = pid.map_err(|error| with_exit_code(UNREACHABLE, error))?;
         return find_host(Some(&pid.to_string()), plugin);
     }
@@ -157,14 +158,14 @@ pub(crate) fn find_host(target: Option<&str>, plugin: &str) -> anyhow::Result<Ru
     }
     let mut hosts = running_hosts();
     let mut unreachable = Vec::new();
-    let is_match = |host: &RunningHost| target.is_none_or(|target| is_called(host, target));
+    let is_match = |host: &RunningHost| target.is_none_or(|target| host_has_name(host, target));
     if let Some(pid) = common_pid(hosts.iter().filter(|host| is_match(host)))
         && let (Some(host), _) = host_of_plugin(pid, plugin)
     {
         return Ok(host);
     }
     if !hosts.iter().any(is_match) {
-        let everywhere = discover(DiscoveryScope::AllProcesses, |_| ());
+        let everywhere = discover_hosts(DiscoveryScope::AllProcesses, |_| ());
         hosts = everywhere
             .hosts
             .into_iter()
@@ -176,7 +177,7 @@ pub(crate) fn find_host(target: Option<&str>, plugin: &str) -> anyhow::Result<Ru
 }
 
 /// Returns whether `name` is the name of a host, or one of the names of its process (see [`has_name`]).
-fn is_called(host: &RunningHost, name: &str) -> bool {
+fn host_has_name(host: &RunningHost, name: &str) -> bool {
     host.matches(name) || has_name(host.pid, name)
 }
 
@@ -184,7 +185,7 @@ fn is_called(host: &RunningHost, name: &str) -> bool {
 /// program have a socket each. `None` if no socket could be reached. Also returns the sockets that could not be
 /// reached.
 fn host_of_plugin(pid: u32, plugin: &str) -> (Option<RunningHost>, Vec<UnreachableHost>) {
-    let found = discover(DiscoveryScope::Process(pid), |_| ());
+    let found = discover_hosts(DiscoveryScope::Process(pid), |_| ());
     let hosts = found.hosts.into_iter().map(|(host, ())| host);
     let mut hosts: Vec<_> = hosts.filter(|host| host.pid == pid).collect();
     let has_plugin = |host: &RunningHost| {
@@ -206,15 +207,16 @@ fn common_pid<'a>(hosts: impl Iterator<Item = &'a RunningHost>) -> Option<u32> {
     is_same.then(|| pids[0])
 }
 
-/// Chooses the host that `target` names; `None` fits every host. Fails unless exactly one matches.
+/// Chooses the host that `target` names; `None` fits every host. Fails unless exactly one matches. `unreachable`
+/// explains in the error why a host is missing.
 fn choose_host(
     mut hosts: Vec<RunningHost>,
     unreachable: &[UnreachableHost],
     target: Option<&str>,
 ) -> anyhow::Result<RunningHost> {
-    let all = host_names(&hosts);
+    let all = host_list_text(&hosts);
     if let Some(target) = target {
-        hosts.retain(|host| is_called(host, target));
+        hosts.retain(|host| host_has_name(host, target));
     }
     match (hosts.len(), target) {
         (1, _) => Ok(hosts.remove(0)),
@@ -233,7 +235,7 @@ fn choose_host(
             format!("several hosts are running, choose one by its pid or name: {all}"),
         )),
         (_, Some(target)) => {
-            let those = host_names(&hosts);
+            let those = host_list_text(&hosts);
             Err(with_exit_code(
                 USAGE,
                 format!("several hosts are called {target:?}, give a pid: {those}"),
@@ -242,7 +244,8 @@ fn choose_host(
     }
 }
 
-/// Builds the message for a target that matches no host. `running` is the list of the hosts as text.
+/// Builds the message for a target that matches no host: what is known of the process with its pid or name. `running`
+/// is the list of the hosts as text.
 fn no_host_message(target: &str, running: &str, unreachable: &[UnreachableHost]) -> String {
     let process = parse_pid(target).or_else(|| pids_with_name(target).first().copied());
     let Some((pid, name, owner)) = process.and_then(inspect_process) else {
@@ -268,7 +271,7 @@ fn no_host_message(target: &str, running: &str, unreachable: &[UnreachableHost])
     }
 }
 
-/// Returns the pid, name and owner of a process; `None` if there is none.
+/// Returns the pid, name and owner's user id of a process; `None` if it has ended.
 fn inspect_process(pid: u32) -> Option<(u32, String, u32)> {
     let proc_dir = PathBuf::from(format!("/proc/{pid}"));
     let name = read_proc_text(proc_dir.join("comm")).ok()?;
@@ -279,9 +282,9 @@ fn inspect_process(pid: u32) -> Option<(u32, String, u32)> {
     ))
 }
 
-/// Lists pids and names, each process once: `4711 (nginx), 4712 (redis)`; `none` without hosts. The hosts are in the order
-/// of their pids.
-fn host_names(hosts: &[RunningHost]) -> String {
+/// Returns a text with pids and names, each process once: `4711 (nginx), 4712 (redis)`; `none` without hosts. `hosts`
+/// must be in the order of their pids.
+fn host_list_text(hosts: &[RunningHost]) -> String {
     let one = |host: &RunningHost| format!("{} ({})", host.pid, host.info.name);
     let mut names: Vec<_> = hosts.iter().map(one).collect();
     names.dedup();
@@ -330,7 +333,7 @@ mod tests {
         check(hosts(), Some("7"), "7");
         check(hosts(), Some("db"), "8");
         assert_eq!(
-            host_names(&[host(8, "db", ""), host(8, "db", "")]),
+            host_list_text(&[host(8, "db", ""), host(8, "db", "")]),
             "8 (db)"
         );
         check(

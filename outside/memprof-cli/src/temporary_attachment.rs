@@ -44,13 +44,14 @@ pub(crate) struct TemporaryAttachment {
 
 impl TemporaryAttachment {
     /// Connects to a process. Attaches to it first if it has no plugin, which is a change registered with `interrupts`;
-    /// then also patches the functions of its allocators if necessary. Notes say what could not be patched.
+    /// then also patches the functions of its allocators if necessary. Notes say which could not be patched.
     pub(crate) fn open(
         pid: u32,
         options: &AttachOptions,
         interrupts: &Interrupts,
     ) -> anyhow::Result<Self> {
         let lease = humantime::format_duration(options.lease);
+        // Registered first, because a signal may come while the plugin is loaded.
         interrupts.add_change(
             pid,
             format!("the plugin may be in {pid} for up to {lease}; `memprof detach {pid}` removes it now"),
@@ -80,7 +81,7 @@ impl TemporaryAttachment {
                 leftovers: None,
             });
         };
-        print_notes(&attached);
+        print_attach_notes(&attached);
         // If the status fails, the following requests fail too and report it.
         if let Ok(status) = client.status() {
             let options = PatchOptions {
@@ -120,7 +121,7 @@ impl TemporaryAttachment {
         drop(client);
         if detaches
             && !has_ended
-            && program.end().is_none()
+            && program.program_end().is_none()
             && let Err(error) = detach::detach(pid)
             && program.wait_for_end().is_none()
         {
@@ -136,9 +137,9 @@ impl TemporaryAttachment {
 
 /// Prints notes on what attaching leaves behind: signal handlers that must not fork any more, and an inspector that
 /// stays open.
-fn print_notes(attached: &AttachOutcome) {
+fn print_attach_notes(attached: &AttachOutcome) {
     if let AttachOutcome::ByThread { handled, .. } = attached
-        && let Some(line) = attach::handlers_note(handled)
+        && let Some(line) = attach::forking_handlers_note(handled)
     {
         output::note(&line);
     }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use bytes::Bytes;
-use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover};
+use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover_hosts};
 use memprof_output::{NO_DATA, note, one_line, print_stderr, with_exit_code};
 use memprof_report::{SampleType, format_amount};
 use tokio::signal::unix::{SignalKind, signal};
@@ -25,15 +25,16 @@ use crate::args::AgentArgs;
 use crate::attachments::Attachments;
 use crate::bus::{AgentEvent, serve_requests};
 use crate::config::Config;
-use crate::drain::drain;
+use crate::drain::drain_spool;
 use crate::error_log::ErrorLog;
+use crate::machine_info::MachineInfo;
 use crate::metrics_server;
 use crate::naming::Naming;
 use crate::policy::{ServiceRule, rule_for};
-use crate::schema::store_files;
+use crate::schema::build_store_files;
 use crate::spool::Spool;
 use crate::store::ProfileStore;
-use crate::take_profile::{MachineInfo, TakenProfile, take_profile};
+use crate::take_profile::{TakenProfile, take_profile};
 use crate::time::{Hour, Instant, Uptime};
 
 /// Longest wait between two discoveries of hosts.
@@ -47,7 +48,7 @@ const UNREACHABLE_PREFIX: &str = "not reached: ";
 
 /// Runs `memprof agent`, once or until a signal ends it. Fails if the spool or the store cannot be opened.
 pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
-    let config = Config::read(&args.store)?.with_bus(&args.bus);
+    let config = Config::read(&args.store)?.with_bus_args(&args.bus);
     let mut agent = Agent {
         spool: Spool::open(&config.spool)?,
         store: Arc::new(ProfileStore::open(&config.store)?),
@@ -62,7 +63,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     };
     match args.once {
         true => agent.run_once(),
-        false => agent.serve(),
+        false => agent.run_until_signal(),
     }
 }
 
@@ -95,12 +96,12 @@ impl Agent {
                 Ok(_) => profiles += 1,
                 Err(error) => {
                     failed = true;
-                    note(&format!("{}: {error:#}", self.describe(host)));
+                    note(&format!("{}: {error:#}", self.describe_host(host)));
                 }
             }
         }
         self.flush_batch()?;
-        drain(&self.spool, &self.store)?;
+        drain_spool(&self.spool, &self.store)?;
         if profiles == 0 && !failed {
             return Err(with_exit_code(NO_DATA, self.no_host_message()));
         }
@@ -110,7 +111,7 @@ impl Agent {
     /// Takes profiles, serves requests, and maintains the store until a signal ends the agent; then detaches from the
     /// processes and moves the profiles to the store. Errors of single hosts and of the store are reported, and do not
     /// end it.
-    fn serve(&mut self) -> anyhow::Result<ExitCode> {
+    fn run_until_signal(&mut self) -> anyhow::Result<ExitCode> {
         let (send, events) = channel();
         notify_on_signal(send.clone())?;
         if self.config.nats.url.is_some() {
@@ -121,7 +122,7 @@ impl Agent {
         let mut pause_until = Uptime(0);
         let mut batched = Uptime::now();
         let mut store_retry_at = Uptime(0);
-        let mut maintenance = Maintenance::begin();
+        let mut maintenance = Maintenance::new();
         loop {
             let now = Uptime::now();
             self.attach_to_programs();
@@ -130,7 +131,7 @@ impl Agent {
                     let start = std::time::Instant::now();
                     let dump = self.dump_to_spool(&host, &rule);
                     pause_until = Uptime::now().after(rule.pause_after(start.elapsed()));
-                    self.report_change(self.describe(&host), dump.map(drop));
+                    self.report_change(self.describe_host(&host), dump.map(drop));
                 }
             }
             let is_batch_due = now.since(batched) >= self.config.batch;
@@ -140,7 +141,7 @@ impl Agent {
                 batched = now;
             }
             if store_retry_at <= now {
-                let drained = drain(&self.spool, &self.store);
+                let drained = drain_spool(&self.spool, &self.store);
                 match &drained {
                     Ok(drained) if drained.clock_offset_ms.is_some() => {
                         self.machine.clock_offset_ms = drained.clock_offset_ms;
@@ -151,7 +152,7 @@ impl Agent {
                 self.report_change("the store".to_owned(), drained.map(drop));
             }
             let (store, name) = (&self.store, &self.machine.name);
-            if let Some(maintained) = maintenance.run_if_due(store, name, self.config.keep) {
+            if let Some(maintained) = maintenance.start_if_due(store, name, self.config.keep) {
                 self.report_change("merging".to_owned(), maintained);
             }
             match events.recv_timeout(POLL_INTERVAL) {
@@ -168,20 +169,20 @@ impl Agent {
         self.detach_all();
         let attempts = self.attachments.wait_for_attempts();
         self.report_attempts(attempts);
-        // Those whose attempt has ended since.
+        // Detaches from the processes whose attempt to attach has ended since the first call.
         self.detach_all();
         // Profiles that do not reach the store now stay in the spool for the next agent.
         self.flush_batch()?;
-        if let Err(error) = drain(&self.spool, &self.store) {
+        if let Err(error) = drain_spool(&self.spool, &self.store) {
             note(&format!("{error:#}: what is in the spool stays there"));
         }
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Discovers the hosts that the policy names and whose processes are in its share, each with its rule. Reports
-    /// unreachable ones, and drops the state of those that have ended.
+    /// Discovers the hosts that a rule of the policy names and whose processes are in the rule's share, each with its
+    /// rule. Reports unreachable hosts, and drops the state of hosts that have ended.
     fn discover_hosts(&mut self) -> Vec<(RunningHost, ServiceRule)> {
-        let found = discover(DiscoveryScope::AllProcesses, |_| ());
+        let found = discover_hosts(DiscoveryScope::AllProcesses, |_| ());
         let name = |one: &UnreachableHost| {
             let pid = one.pid.map(|pid| format!("{pid}, ")).unwrap_or_default();
             format!("{UNREACHABLE_PREFIX}{pid}{}", one.path.display())
@@ -197,7 +198,7 @@ impl Agent {
         }
         let hosts = found.hosts.into_iter().filter_map(|(host, ())| {
             let rule = rule_for(&self.config.service, &host.info.name)?;
-            let is_selected = rule.includes(&self.machine.process_key(&host));
+            let is_selected = rule.includes_process(&self.machine.process_key(&host));
             is_selected.then(|| (host, rule.clone()))
         });
         let hosts: Vec<_> = hosts.collect();
@@ -210,8 +211,8 @@ impl Agent {
         hosts
     }
 
-    /// Returns whether a host is due for a dump; if so, starts its next period. A host that was just discovered is not
-    /// due.
+    /// Returns whether a host is due for a dump; if so, starts its next period. A host that was just discovered is
+    /// recorded, and not due.
     fn start_period_if_due(&mut self, host: &RunningHost, rule: &ServiceRule) -> bool {
         let instance = self.machine.process_key(host);
         let now = Uptime::now();
@@ -238,22 +239,22 @@ impl Agent {
             symbolization,
         } = take_profile(host, rule, &self.machine, &mut self.naming)?;
         self.report_change(
-            format!("the names of {}", self.describe(host)),
+            format!("the names of {}", self.describe_host(host)),
             symbolization,
         );
         self.spool.add(&profile)?;
         let [bytes, _] = profile.sum_inuse();
         print_stderr(&format!(
             "memprof: {}: {} in {}",
-            self.describe(host),
+            self.describe_host(host),
             format_amount(bytes, SampleType::InuseSpace),
             profile.summary()
         ));
         Ok(bytes)
     }
 
-    /// Returns the name of a host for messages: its service, machine and process id, as `shop web1/42`.
-    fn describe(&self, host: &RunningHost) -> String {
+    /// Returns a host as messages name it, by service, machine and process id: `shop web1/42`.
+    fn describe_host(&self, host: &RunningHost) -> String {
         format!(
             "{} {}/{}",
             one_line(&host.info.name),
@@ -281,7 +282,7 @@ impl Agent {
         self.forget_stacks_of_other_store();
         let new_stacks = RefCell::new(Vec::new());
         self.spool.convert_batch(|profiles| {
-            let files = store_files(profiles, &self.stored_stacks)?;
+            let files = build_store_files(profiles, &self.stored_stacks)?;
             for profile in profiles {
                 let hour = profile.context.time.hour();
                 let stacks = profile
@@ -300,8 +301,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Reports the outcome of a subject's work: an error when it begins and, at doubling intervals, while it recurs,
-    /// and its end. A subject is a text such as `the store`.
+    /// Reports the outcome of a subject's work, where a subject is a text such as `the store`: an error when it begins
+    /// and, at doubling intervals, while it recurs; and a success after errors.
     fn report_change(&mut self, subject: String, outcome: anyhow::Result<()>) {
         match outcome {
             Ok(()) if self.errors.clear(&subject) => note(&format!("{subject}: works again")),
@@ -309,7 +310,7 @@ impl Agent {
             Err(error) => {
                 let line = self
                     .errors
-                    .add(&subject, &format!("{error:#}"), Uptime::now());
+                    .record_error(&subject, &format!("{error:#}"), Uptime::now());
                 if let Some(line) = line {
                     note(&format!("{subject}: {line}"));
                 }

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 
+use crate::machine_info::{MachineInfo, read_start_ticks};
 use crate::policy::ServiceRule;
-use crate::take_profile::{MachineInfo, read_start_ticks};
 use crate::time::Uptime;
 
 /// Time after which an attached plugin detaches by itself if the agent was killed. It is long, because a new attachment
@@ -103,10 +103,11 @@ impl Attachments {
             let Some(start) = read_start_ticks(pid) else {
                 continue;
             };
-            let instance = machine.process_key_of(pid, start);
+            let instance = machine.process_key_from_start(pid, start);
             running.insert(instance.clone());
             let rule = rules.iter().find(|rule| rule.attaches_to(&program));
-            let Some(rule) = rule.filter(|rule| !hosts.contains(&pid) && rule.includes(&instance))
+            let Some(rule) =
+                rule.filter(|rule| !hosts.contains(&pid) && rule.includes_process(&instance))
             else {
                 continue;
             };
@@ -156,8 +157,8 @@ impl Attachments {
         (name, attempt)
     }
 
-    /// Waits for running attempts, up to [`ATTEMPTS_TIMEOUT`]. Returns their results; those that still run
-    /// are errors.
+    /// Waits for running attempts, up to [`ATTEMPTS_TIMEOUT`]. Returns the results of all; those that still run then
+    /// are errors, and are forgotten.
     pub(crate) fn wait_for_attempts(&mut self) -> Vec<Attempt> {
         let deadline = std::time::Instant::now() + ATTEMPTS_TIMEOUT;
         let mut attempts = Vec::new();
@@ -184,7 +185,7 @@ impl Attachments {
         // Another process may have got the pid since.
         let running = attached.filter(|(instance, pid)| {
             read_start_ticks(*pid)
-                .is_some_and(|start| machine.process_key_of(*pid, start) == *instance)
+                .is_some_and(|start| machine.process_key_from_start(*pid, start) == *instance)
         });
         let detached = running.map(|(_, pid)| {
             let name = format!("{}/{pid}", machine.name);
@@ -194,8 +195,8 @@ impl Attachments {
     }
 }
 
-/// Returns the process ids and file names of the programs that run on this machine, except this process and those that
-/// this user cannot inspect. Fails if /proc cannot be read.
+/// Lists the process ids and the file names of the programs of all processes on this machine, except this process and
+/// those that this user cannot inspect. Fails if /proc cannot be read.
 fn list_programs() -> anyhow::Result<Vec<(u32, String)>> {
     let entries = fs::read_dir("/proc").context("failed to read /proc")?;
     let pids = entries.flatten();

@@ -18,7 +18,7 @@ pub(crate) struct TextColumn<'b> {
 
 impl<'b> Columns<'b> {
     /// Returns a column by its name. Fails if there is none.
-    fn array(&self, name: &str) -> anyhow::Result<&'b dyn Array> {
+    fn column(&self, name: &str) -> anyhow::Result<&'b dyn Array> {
         let column = self.0.column_by_name(name);
         let column = column.with_context(|| format!("it has no column {name}"))?;
         Ok(column.as_ref())
@@ -26,14 +26,14 @@ impl<'b> Columns<'b> {
 
     /// Returns a column of 64-bit numbers. Fails if it is missing, has another type or a null.
     pub(crate) fn numbers(&self, name: &str) -> anyhow::Result<&'b [i64]> {
-        let column = self.array(name)?.as_primitive_opt::<Int64Type>();
+        let column = self.column(name)?.as_primitive_opt::<Int64Type>();
         let column = column.filter(|column| column.null_count() == 0);
         Ok(column.with_context(|| wrong_type_message(name))?.values())
     }
 
     /// Returns a column of 64-bit numbers, `None` for each null. Fails if it is missing or has another type.
     pub(crate) fn nullable_numbers(&self, name: &str) -> anyhow::Result<Vec<Option<i64>>> {
-        let column = self.array(name)?.as_primitive_opt::<Int64Type>();
+        let column = self.column(name)?.as_primitive_opt::<Int64Type>();
         Ok(column
             .with_context(|| wrong_type_message(name))?
             .iter()
@@ -64,7 +64,7 @@ impl<'b> Columns<'b> {
 
     /// Returns the column `pid`. Fails if it is missing, has another type or a null.
     pub(crate) fn pids(&self) -> anyhow::Result<&'b [i32]> {
-        let column = self.array("pid")?.as_primitive_opt::<Int32Type>();
+        let column = self.column("pid")?.as_primitive_opt::<Int32Type>();
         let column = column.filter(|column| column.null_count() == 0);
         Ok(column.with_context(|| wrong_type_message("pid"))?.values())
     }
@@ -72,7 +72,7 @@ impl<'b> Columns<'b> {
     /// Returns a column of times, in milliseconds since 1970. Fails if it is missing, has another type or a null.
     pub(crate) fn times(&self, name: &str) -> anyhow::Result<&'b [i64]> {
         let column = self
-            .array(name)?
+            .column(name)?
             .as_primitive_opt::<TimestampMillisecondType>();
         let column = column.filter(|column| column.null_count() == 0);
         Ok(column.with_context(|| wrong_type_message(name))?.values())
@@ -82,7 +82,7 @@ impl<'b> Columns<'b> {
     pub(crate) fn texts(&self, name: &str) -> anyhow::Result<TextColumn<'b>> {
         let type_error = || wrong_type_message(name);
         let column = self
-            .array(name)?
+            .column(name)?
             .as_dictionary_opt::<Int32Type>()
             .with_context(type_error)?;
         let values = column
@@ -102,7 +102,7 @@ impl<'b> Columns<'b> {
     pub(crate) fn text_lists(&self, name: &str) -> anyhow::Result<Vec<Vec<String>>> {
         let type_error = || wrong_type_message(name);
         let column = self
-            .array(name)?
+            .column(name)?
             .as_list_opt::<i32>()
             .with_context(type_error)?;
         let lists = column.iter().map(|list| {
@@ -116,7 +116,7 @@ impl<'b> Columns<'b> {
     /// Returns a column of texts that has no dictionary, one text for each row. Fails if it is missing, has another
     /// type or a null.
     pub(crate) fn plain_texts(&self, name: &str) -> anyhow::Result<Vec<&'b str>> {
-        let texts = texts_without_null(self.array(name)?);
+        let texts = texts_without_null(self.column(name)?);
         Ok(texts.with_context(|| wrong_type_message(name))?.collect())
     }
 
@@ -125,7 +125,7 @@ impl<'b> Columns<'b> {
     pub(crate) fn labels(&self) -> anyhow::Result<Vec<Vec<(String, String)>>> {
         let type_error = || wrong_type_message("labels");
         let column = self
-            .array("labels")?
+            .column("labels")?
             .as_map_opt()
             .with_context(type_error)?;
         let maps = column.iter().map(|entries| {

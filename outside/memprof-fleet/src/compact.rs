@@ -12,11 +12,10 @@ use std::time::Duration;
 
 use memprof_output::{note, print};
 
-use crate::columns::Columns;
 use crate::config::Config;
-use crate::process_profile::{Frame, NamedStack, ProfileContext, Sample, SamplerCounts};
-use crate::scan::{scan, table_files};
-use crate::schema::{INCOMING_FOLDER, Rows, Table, Totals};
+use crate::read_rows::read_rows;
+use crate::scan::list_table_files;
+use crate::schema::{INCOMING_FOLDER, Rows, Table};
 use crate::store::{CreateOutcome, Object, ProfileStore};
 use crate::time::{Hour, Instant};
 
@@ -47,7 +46,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
 pub(crate) fn compact(store: &Arc<ProfileStore>, until: Instant) -> anyhow::Result<CompactStats> {
     let mut stats = CompactStats::default();
     for table in Table::ALL {
-        let found = table_files(store, table, (Instant(0), until))?;
+        let found = list_table_files(store, table, (Instant(0), until))?;
         // These files were merged before, but not deleted.
         for object in &found.merged {
             store.delete(&object.name)?;
@@ -137,230 +136,10 @@ impl Rows {
     }
 }
 
-/// Reads all rows of a file. Fails if it is damaged or lacks a column.
-pub(crate) fn read_rows(
-    store: &Arc<ProfileStore>,
-    table: Table,
-    object: &Object,
-) -> anyhow::Result<Rows> {
-    let mut rows = Rows::default();
-    let mut known = HashMap::new();
-    scan(store, object, &column_names(table), None, |batch| {
-        let columns = Columns(batch);
-        match table {
-            Table::Samples => read_samples(&columns, &mut rows, &mut known),
-            Table::Profiles => read_profiles(&columns, &mut rows),
-            Table::Stacks => read_stacks(&columns, &mut rows),
-        }
-    })?;
-    Ok(rows)
-}
-
-/// Returns the names of the columns that are read of a table: all but `leaf`, which is computed from `frames`.
-fn column_names(table: Table) -> Vec<&'static str> {
-    match table {
-        Table::Stacks => vec!["stack_id", "function", "frames", "modules"],
-        Table::Samples => vec![
-            "time",
-            "start_time",
-            "service",
-            "instance",
-            "host",
-            "build_id",
-            "trigger",
-            "pid",
-            "labels",
-            "sample_interval",
-            "stack_id",
-            "inuse_bytes",
-            "inuse_objects",
-            "alloc_bytes",
-            "alloc_objects",
-        ],
-        Table::Profiles => [
-            &[
-                "time",
-                "start_time",
-                "service",
-                "instance",
-                "host",
-                "build_id",
-                "trigger",
-                "pid",
-                "labels",
-                "sample_interval",
-                "samples",
-                "inuse_bytes",
-                "inuse_objects",
-                "alloc_bytes",
-                "alloc_objects",
-                "rss_bytes",
-                "clock_offset_ms",
-            ][..],
-            &SamplerCounts::COLUMNS,
-        ]
-        .concat(),
-    }
-}
-
-/// Adds the rows of a batch of samples to `rows`. `known` has the index of each context, by process and time. Fails if
-/// a column is missing or of another type.
-fn read_samples(
-    columns: &Columns<'_>,
-    rows: &mut Rows,
-    known: &mut HashMap<(String, Instant), usize>,
-) -> anyhow::Result<()> {
-    let (instance, times) = (columns.texts("instance")?, columns.times("time")?);
-    let ids = columns.numbers("stack_id")?;
-    let inuse = [
-        columns.numbers("inuse_bytes")?,
-        columns.numbers("inuse_objects")?,
-    ];
-    let alloc = [
-        columns.nullable_numbers("alloc_bytes")?,
-        columns.nullable_numbers("alloc_objects")?,
-    ];
-    let contexts = ContextColumns::new(columns)?;
-    // Rows of one profile often follow each other, and then need no lookup by text.
-    let mut last = None;
-    for (row, time) in times.iter().enumerate() {
-        let run = (instance.keys()[row], *time);
-        let index = match last {
-            Some((same, index)) if same == run => index,
-            _ => {
-                let key = (instance.get(row).to_owned(), Instant(*time));
-                *known.entry(key).or_insert_with(|| {
-                    rows.contexts.push(contexts.context(row));
-                    rows.contexts.len() - 1
-                })
-            }
-        };
-        last = Some((run, index));
-        let sample = Sample {
-            stack_id: ids[row],
-            inuse_bytes: inuse[0][row],
-            inuse_objects: inuse[1][row],
-            alloc: alloc[0][row]
-                .zip(alloc[1][row])
-                .map(|(bytes, objects)| [bytes, objects]),
-        };
-        rows.samples.push((index, sample));
-    }
-    Ok(())
-}
-
-/// Adds the rows of a batch of profiles to `rows`, each with a context. Fails if a column is missing or of another
-/// type.
-fn read_profiles(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
-    let samples = columns.numbers("samples")?;
-    let inuse = [
-        columns.numbers("inuse_bytes")?,
-        columns.numbers("inuse_objects")?,
-    ];
-    let alloc = [
-        columns.nullable_numbers("alloc_bytes")?,
-        columns.nullable_numbers("alloc_objects")?,
-    ];
-    let (rss, clock) = (
-        columns.nullable_numbers("rss_bytes")?,
-        columns.nullable_numbers("clock_offset_ms")?,
-    );
-    let sampler = columns.sampler_counts()?;
-    let contexts = ContextColumns::new(columns)?;
-    for (row, samples) in samples.iter().enumerate() {
-        rows.contexts.push(ProfileContext {
-            rss_bytes: rss[row],
-            clock_offset_ms: clock[row],
-            sampler: sampler[row],
-            ..contexts.context(row)
-        });
-        let totals = Totals {
-            samples: *samples,
-            inuse: [inuse[0][row], inuse[1][row]],
-            alloc: alloc[0][row]
-                .zip(alloc[1][row])
-                .map(|(bytes, objects)| [bytes, objects]),
-        };
-        rows.profiles.push((rows.contexts.len() - 1, totals));
-    }
-    Ok(())
-}
-
-/// Adds the rows of a batch of stacks to `rows`. Fails if a column is missing or of another type.
-fn read_stacks(columns: &Columns<'_>, rows: &mut Rows) -> anyhow::Result<()> {
-    let functions = columns.plain_texts("function")?;
-    let lists = columns
-        .text_lists("frames")?
-        .into_iter()
-        .zip(columns.text_lists("modules")?);
-    let ids = columns.numbers("stack_id")?.iter().zip(functions);
-    for ((id, function), (frames, modules)) in ids.zip(lists) {
-        let frames = frames.into_iter().zip(modules);
-        rows.stacks.push(NamedStack {
-            stack_id: *id,
-            function: function.to_owned(),
-            frames: frames
-                .map(|(function, module)| Frame { function, module })
-                .collect(),
-        });
-    }
-    Ok(())
-}
-
-/// Columns that samples and profiles have in common.
-struct ContextColumns<'b> {
-    times: [&'b [i64]; 2],
-    texts: [crate::columns::TextColumn<'b>; 5],
-    pid: &'b [i32],
-    labels: Vec<Vec<(String, String)>>,
-    interval: &'b [i64],
-}
-
-impl<'b> ContextColumns<'b> {
-    /// Takes the columns of a batch. Fails if one is missing or of another type.
-    fn new(columns: &Columns<'b>) -> anyhow::Result<Self> {
-        Ok(Self {
-            times: [columns.times("time")?, columns.times("start_time")?],
-            texts: [
-                columns.texts("service")?,
-                columns.texts("instance")?,
-                columns.texts("host")?,
-                columns.texts("build_id")?,
-                columns.texts("trigger")?,
-            ],
-            pid: columns.pids()?,
-            labels: columns.labels()?,
-            interval: columns.numbers("sample_interval")?,
-        })
-    }
-
-    /// Returns the context of a row, without the columns that only the table of profiles has.
-    fn context(&self, row: usize) -> ProfileContext {
-        let [service, instance, host, build_id, trigger] = self
-            .texts
-            .each_ref()
-            .map(|column| column.get(row).to_owned());
-        ProfileContext {
-            time: Instant(self.times[0][row]),
-            start_time: Instant(self.times[1][row]),
-            service,
-            instance,
-            host,
-            pid: self.pid[row].cast_unsigned(),
-            build_id,
-            trigger,
-            labels: self.labels[row].iter().cloned().collect(),
-            sample_interval: self.interval[row],
-            rss_bytes: None,
-            clock_offset_ms: None,
-            sampler: None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process_profile::NamedStack;
     use crate::scan::TableFiles;
 
     /// Writes a table of one stack to the store. With `sources` it is a merged file; `None` is for an agent's.
@@ -401,7 +180,8 @@ mod tests {
             let number = found.next_numbers.get(hour).copied().unwrap_or(0);
             merge_hour(&store, Table::Stacks, hour, number, &objects).unwrap()
         };
-        let list = || table_files(&store, Table::Stacks, (Instant(0), Instant::now())).unwrap();
+        let list =
+            || list_table_files(&store, Table::Stacks, (Instant(0), Instant::now())).unwrap();
         let listed = list();
         assert_eq!(listed.counted.len(), 2);
         write_stacks(&store, &format!("{hour}/00000.parquet"), Some(&[merged]));

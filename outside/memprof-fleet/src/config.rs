@@ -91,8 +91,8 @@ impl Config {
         Ok(config)
     }
 
-    /// Overrides the settings of the NATS server by those that the command line has.
-    pub(crate) fn with_bus(mut self, bus: &BusArgs) -> Self {
+    /// Overrides the settings of the NATS server by those that the command line gives.
+    pub(crate) fn with_bus_args(mut self, bus: &BusArgs) -> Self {
         let BusArgs {
             nats,
             nkey_file,
@@ -107,8 +107,8 @@ impl Config {
     }
 }
 
-/// Returns the value of an environment variable. `None` if it is not set, not UTF-8, or blank, as unit files and
-/// templates leave unused ones.
+/// Returns the value of an environment variable, without blanks around it. `None` if it is not set, not UTF-8, or
+/// blank: unit files and templates leave unused variables blank.
 fn environment_value(name: &str) -> Option<String> {
     let value = env::var(name).ok()?;
     let value = value.trim();
@@ -158,8 +158,8 @@ pub(crate) struct Http {
     pub(crate) allow_host: Vec<String>,
 }
 
-/// Returns the directory for persistent state of this user's programs. It is below `XDG_STATE_HOME` if that is set;
-/// else below the home directory; for root, or without a home directory, in /var/lib.
+/// Returns the directory for memprof's persistent state: below `XDG_STATE_HOME` if that is set, else below the home
+/// directory; in /var/lib for root or without a home directory.
 fn state_dir() -> PathBuf {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty());
     match (set("XDG_STATE_HOME"), set("HOME")) {

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use memprof_output::print;
 
-use crate::compact::read_rows;
 use crate::config::Config;
-use crate::scan::table_files;
+use crate::read_rows::read_rows;
+use crate::scan::list_table_files;
 use crate::schema::{Rows, Table};
 use crate::spool::pending_bytes;
 use crate::store::{CreateOutcome, ProfileStore, content_name};
@@ -31,11 +31,11 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
         ));
     }
     let store = Arc::new(ProfileStore::open(&config.store)?);
-    findings.extend(probe_store(&store)?);
+    findings.extend(probe_conditional_writes(&store)?);
     let mut counted = 0;
     let mut names = StackNames::default();
     for table in Table::ALL {
-        let found = table_files(&store, table, (Instant(0), Instant(i64::MAX)))?;
+        let found = list_table_files(&store, table, (Instant(0), Instant(i64::MAX)))?;
         findings.extend(found.findings());
         for (hour, object) in &found.counted {
             counted += 1;
@@ -101,9 +101,9 @@ impl StackNames {
     }
 }
 
-/// Tests whether the store refuses to create an object that exists: otherwise profiles may count twice. `None` if it
-/// refuses, else a finding. Fails if a request fails.
-fn probe_store(store: &ProfileStore) -> anyhow::Result<Option<String>> {
+/// Tests with a temporary object whether the store refuses to create an object that exists: otherwise profiles may
+/// count twice. Returns `None` if it refuses, else a finding. Fails if a request fails.
+fn probe_conditional_writes(store: &ProfileStore) -> anyhow::Result<Option<String>> {
     let name = format!(
         "{PROBE_FOLDER}/{}",
         content_name(Instant::now().to_rfc3339().as_bytes())

@@ -18,9 +18,9 @@ pub(crate) struct DrainStats {
 }
 
 /// Moves every file of the outbox to the store. A file leaves the spool only when the store shows an object with the
-/// same bytes: the reply to a write may be lost, and an existing object may be foreign. Fails if a request fails. Fails
-/// also if an object with other bytes exists, but moves the following files first.
-pub(crate) fn drain(spool: &Spool, store: &ProfileStore) -> anyhow::Result<DrainStats> {
+/// same bytes: the reply to a write may be lost, and an existing object may be foreign. Fails if a request fails. An
+/// object with other bytes is an error, too, but only after the following files were moved.
+pub(crate) fn drain_spool(spool: &Spool, store: &ProfileStore) -> anyhow::Result<DrainStats> {
     let mut stats = DrainStats::default();
     let mut foreign = None;
     for outgoing in spool.outgoing_files()? {
@@ -79,7 +79,7 @@ mod tests {
             }
             let foreign = Bytes::copy_from_slice(foreign);
             store.create("samples/a", foreign.clone()).unwrap();
-            let error = drain(&spool, &store).unwrap_err().to_string();
+            let error = drain_spool(&spool, &store).unwrap_err().to_string();
             assert!(
                 error.contains("samples/a is not what was written"),
                 "{error}"

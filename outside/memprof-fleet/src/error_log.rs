@@ -32,9 +32,14 @@ impl ErrorLog {
     /// Counts an error of a subject. Returns the text of a line about it, `None` if no line is due. One is due for the
     /// first error of a kind, and then at doubling intervals. Errors beyond [`MAX_ERRORS`] kinds of a subject count as
     /// one kind.
-    pub(crate) fn add(&mut self, subject: &str, error: &str, now: Uptime) -> Option<String> {
+    pub(crate) fn record_error(
+        &mut self,
+        subject: &str,
+        error: &str,
+        now: Uptime,
+    ) -> Option<String> {
         let errors = self.subjects.entry(subject.to_owned()).or_default();
-        let kind = match kind_of(error) {
+        let kind = match error_kind(error) {
             kind if errors.len() < MAX_ERRORS || errors.contains_key(&kind) => kind,
             // Further kinds count as one, the empty text.
             _ => String::new(),
@@ -72,9 +77,9 @@ impl ErrorLog {
     }
 }
 
-/// Returns the text of an error without words that contain a digit, as times and the ids that S3 gives each request. It
-/// is equal when the error recurs.
-fn kind_of(error: &str) -> String {
+/// Returns the words of an error's text, without those that contain a digit, such as times and the ids that S3 gives
+/// each request. So it is equal each time the error recurs.
+fn error_kind(error: &str) -> String {
     let words = error.split(|c: char| !c.is_alphanumeric());
     let plain = words.filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
     plain
@@ -98,7 +103,7 @@ mod tests {
         let mut at = Vec::new();
         for second in (0..length).step_by(usize::try_from(step).unwrap()) {
             let now = Uptime(0).after(Duration::from_secs(second));
-            if log.add("the store", &error(second), now).is_some() {
+            if log.record_error("the store", &error(second), now).is_some() {
                 at.push(second);
             }
         }
@@ -134,7 +139,7 @@ mod tests {
     fn line_counts_what_had_none() {
         let mut log = ErrorLog::default();
         let mut add = |subject: &str, seconds: u64| {
-            log.add(
+            log.record_error(
                 subject,
                 "refused",
                 Uptime(0).after(Duration::from_secs(seconds)),

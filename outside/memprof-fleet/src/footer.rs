@@ -10,7 +10,8 @@ use anyhow::{Context, Result, bail, ensure};
 const MAX_SCHEMA_ELEMENTS: u64 = 1000;
 /// Most structs and lists within each other; `parquet.thrift` has 6.
 const MAX_DEPTH: u32 = 32;
-/// Number of the field `schema` of `FileMetaData`.
+/// Numbers of the first two fields of `FileMetaData`.
+const VERSION: i64 = 1;
 const SCHEMA: i64 = 2;
 
 /// Types of fields and elements.
@@ -30,14 +31,25 @@ const STRUCT: u8 = 12;
 /// Checks that a footer, without its length and magic number, can be parsed.
 ///
 /// # Errors
-/// It is damaged, or its schema has more than [`MAX_SCHEMA_ELEMENTS`].
+/// It is damaged, its schema does not follow its version, or the schema has more than [`MAX_SCHEMA_ELEMENTS`].
 pub(crate) fn check_footer(footer: &[u8]) -> Result<()> {
     let mut rest = CompactReader(footer);
     let mut id = 0;
-    while let Some((kind, next)) = rest.field(id)? {
+    let mut has_schema = false;
+    while let Some((kind, next)) = rest.read_field_head(id)? {
         id = next;
-        if id == SCHEMA && matches!(kind, LIST | SET) {
-            let (_, count) = CompactReader(rest.0).list()?;
+        // Before the schema, there is only what the parser certainly reads alike: it ignores the types of fields that it
+        // knows, cuts their numbers to 16 bits, and reads no byte of a boolean in a list. It skips a second schema.
+        if !has_schema {
+            ensure!(
+                matches!((id, kind), (VERSION, I32) | (SCHEMA, LIST)),
+                "its footer is damaged: its schema does not follow its version"
+            );
+            has_schema = id == SCHEMA;
+        }
+        if id == SCHEMA {
+            // Only looks ahead: `skip_field` reads the list again.
+            let (_, count) = CompactReader(rest.0).read_list_head()?;
             ensure!(
                 count <= MAX_SCHEMA_ELEMENTS,
                 "it is too large: its schema has {count} elements, and at most {MAX_SCHEMA_ELEMENTS} are read"
@@ -53,14 +65,14 @@ struct CompactReader<'a>(&'a [u8]);
 
 impl CompactReader<'_> {
     /// Reads a byte. Fails at the end of the footer.
-    fn byte(&mut self) -> Result<u8> {
+    fn read_byte(&mut self) -> Result<u8> {
         let (first, rest) = self.0.split_first().context("its footer is truncated")?;
         self.0 = rest;
         Ok(*first)
     }
 
     /// Skips `count` bytes. Fails beyond the end of the footer.
-    fn skip(&mut self, count: u64) -> Result<()> {
+    fn skip_bytes(&mut self, count: u64) -> Result<()> {
         let rest = usize::try_from(count)
             .ok()
             .and_then(|count| self.0.get(count..));
@@ -68,12 +80,17 @@ impl CompactReader<'_> {
         Ok(())
     }
 
-    /// Reads a number, seven bits in each byte. Fails if it has more than 64 bits.
-    fn number(&mut self) -> Result<u64> {
+    /// Reads a number of up to 64 bits, seven of them in each byte, the lowest first. Fails if it has more, or at the
+    /// end of the footer.
+    fn read_number(&mut self) -> Result<u64> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
-            let byte = self.byte()?;
-            number |= u64::from(byte & 0x7f) << shift;
+            let byte = self.read_byte()?;
+            let bits = u64::from(byte & 0x7f);
+            if bits << shift >> shift != bits {
+                break;
+            }
+            number |= bits << shift;
             if byte & 0x80 == 0 {
                 return Ok(number);
             }
@@ -83,14 +100,15 @@ impl CompactReader<'_> {
 
     /// Reads the head of the next field of a struct: its type and its number. `last` is the number of the field before,
     /// 0 for the first one. `None` at the end of the struct. Fails at the end of the footer.
-    fn field(&mut self, last: i64) -> Result<Option<(u8, i64)>> {
-        let head = self.byte()?;
+    fn read_field_head(&mut self, last: i64) -> Result<Option<(u8, i64)>> {
+        let head = self.read_byte()?;
         if head == 0 {
             return Ok(None);
         }
         let id = match head >> 4 {
             0 => {
-                let number = self.number()?;
+                let number = self.read_number()?;
+                // A signed number in zigzag encoding.
                 (number >> 1).cast_signed() ^ -(number & 1).cast_signed()
             }
             step => last.saturating_add(step.into()),
@@ -99,18 +117,17 @@ impl CompactReader<'_> {
     }
 
     /// Reads the head of a list or set: the type of its elements, and their number. Fails at the end of the footer.
-    fn list(&mut self) -> Result<(u8, u64)> {
-        let head = self.byte()?;
+    fn read_list_head(&mut self) -> Result<(u8, u64)> {
+        let head = self.read_byte()?;
         let count = match head >> 4 {
-            15 => self.number()?,
+            15 => self.read_number()?,
             count => count.into(),
         };
         Ok((head & 0xf, count))
     }
 
-    /// Skips the value of a struct's field of type `kind`. A boolean has none: its type says whether it is true. Values
-    /// within are skipped down to `depth` levels. Fails if the value is nested more deeply, is truncated, or has an
-    /// unknown type.
+    /// Skips the value of a struct's field of type `kind`, as [`skip_value`](Self::skip_value) does. A boolean field
+    /// has no value: its type says whether it is true.
     fn skip_field(&mut self, kind: u8, depth: u32) -> Result<()> {
         match kind {
             TRUE | FALSE => Ok(()),
@@ -118,26 +135,27 @@ impl CompactReader<'_> {
         }
     }
 
-    /// Skips a value that may have others within it. Fails if these are nested in more than `depth` levels.
+    /// Skips a value, with those within it. A boolean takes a byte here, as an element of a list, set or map. Fails if
+    /// values are nested in more than `depth` levels, are truncated, or have an unknown type.
     fn skip_value(&mut self, kind: u8, depth: u32) -> Result<()> {
         let depth = depth
             .checked_sub(1)
             .context("its footer is nested too deeply")?;
         match kind {
-            TRUE | FALSE | BYTE => self.skip(1),
-            I16 | I32 | I64 => self.number().map(drop),
-            DOUBLE => self.skip(8),
+            TRUE | FALSE | BYTE => self.skip_bytes(1),
+            I16 | I32 | I64 => self.read_number().map(drop),
+            DOUBLE => self.skip_bytes(8),
             BINARY => {
-                let length = self.number()?;
-                self.skip(length)
+                let length = self.read_number()?;
+                self.skip_bytes(length)
             }
             LIST | SET => {
-                let (element, count) = self.list()?;
+                let (element, count) = self.read_list_head()?;
                 (0..count).try_for_each(|_| self.skip_value(element, depth))
             }
             MAP => {
-                let count = self.number()?;
-                let kinds = if count == 0 { 0 } else { self.byte()? };
+                let count = self.read_number()?;
+                let kinds = if count == 0 { 0 } else { self.read_byte()? };
                 (0..count).try_for_each(|_| {
                     self.skip_value(kinds >> 4, depth)?;
                     self.skip_value(kinds & 0xf, depth)
@@ -145,7 +163,7 @@ impl CompactReader<'_> {
             }
             STRUCT => {
                 let mut id = 0;
-                while let Some((kind, next)) = self.field(id)? {
+                while let Some((kind, next)) = self.read_field_head(id)? {
                     id = next;
                     self.skip_field(kind, depth)?;
                 }
@@ -190,21 +208,27 @@ mod tests {
         let mut long = footer(1001);
         long.splice(2..3, [0x09, 4]);
         check(&long, Some("its schema has 1001 elements"));
+        // The parser takes these for the schema: their numbers have its lowest 16 bits, or their type is ignored.
+        let mut wrapped = footer(1001);
+        wrapped.splice(2..3, [0x09, 0x84, 0x80, 0x08]);
+        check(&wrapped, Some("its schema does not follow its version"));
+        let mut mistyped = footer(1001);
+        mistyped[2] = 0x1c;
+        check(&mistyped, Some("its schema does not follow its version"));
+        // For the parser, the schema begins within the list of 15 booleans.
+        let hidden = [&[0x15, 2, 0xf9, 0xf1, 15][..], &footer(1001)[2..]].concat();
+        check(&hidden, Some("its schema does not follow its version"));
         check(&footer(3)[..12], Some("truncated"));
         check(&[], Some("truncated"));
-        check(&[0x1d, 0], Some("unknown type 13"));
-        check(&[0x1c].repeat(100), Some("nested too deeply"));
-        check(
-            &[0x19, 0xf9, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff],
-            Some("truncated"),
-        );
-        check(
-            &[0x16]
-                .iter()
-                .chain(&[0xff; 11])
-                .copied()
-                .collect::<Vec<_>>(),
-            Some("above 64 bits"),
-        );
+        let more = |bytes: &[u8]| [&[0x15, 2, 0x19, 0x0c][..], bytes].concat();
+        check(&more(&[0]), None);
+        check(&more(&[0x1d, 0]), Some("unknown type 13"));
+        check(&more(&[0x1c].repeat(100)), Some("nested too deeply"));
+        let list = [0x19, 0xf9, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
+        check(&more(&list), Some("truncated"));
+        let number = |last: u8| more(&[&[0x16][..], &[0xff; 9], &[last, 0]].concat());
+        check(&number(1), None);
+        check(&number(2), Some("above 64 bits"));
+        check(&number(0x81), Some("above 64 bits"));
     }
 }

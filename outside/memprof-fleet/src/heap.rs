@@ -1,6 +1,7 @@
 //! Heap profile of one dump, in the form of the tables' rows.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::mem;
 
 use memprof_report::{
@@ -47,14 +48,15 @@ impl Heap {
     }
 }
 
-/// Reads a dump, and leaves out memprof's own stacks. Names its functions by means of `sources`; if that is `None`,
-/// functions are offsets. Fails if the dump is malformed.
+/// Reads a dump, and leaves out memprof's own stacks. Functions are symbolized from `sources`, or are offsets in their
+/// modules if that is `None`. Fails if the dump is malformed.
 pub(crate) fn read_heap(mut bytes: &[u8], sources: Option<&Sources>) -> anyhow::Result<Heap> {
     let input = Input {
         name: "the dump",
         bytes: &mut bytes,
     };
-    let mut symbolized = memprof_report::read(input, sources, &Options::default(), &|_, _| ())?;
+    let mut symbolized =
+        memprof_report::read_profile(input, sources, &Options::default(), &|_, _| ())?;
     drop_memprof_stacks(
         &mut symbolized.profile,
         &symbolized.names,
@@ -76,7 +78,8 @@ pub(crate) fn read_heap(mut bytes: &[u8], sources: Option<&Sources>) -> anyhow::
 
 /// Returns the counts of memprof's sampler. `None` if the dump has none, because the allocator sampled.
 fn sampler_counts(origin: &ProfileOrigin) -> Option<SamplerCounts> {
-    let early_ends = origin.early_ends.iter().map(|each| each.samples).sum();
+    let early_ends = origin.early_ends.iter().map(|each| each.samples);
+    let early_ends = early_ends.fold(0, u64::saturating_add);
     let unseen = origin.unseen_frees.unwrap_or_default();
     let counts = [
         origin.samples,
@@ -106,30 +109,30 @@ impl StackSums {
             let frames = named_frames(symbolized, addresses);
             let id = stack_id(&frames);
             let [alloc_objects, alloc_bytes, inuse_objects, inuse_bytes] = sample.values.0;
-            let alloc = [alloc_bytes, alloc_objects];
-            let (sum, _) = self.by_stack.entry(id).or_insert_with(|| {
-                let sample = Sample {
-                    stack_id: id,
-                    alloc: profile.has_alloc.then_some([0; 2]),
-                    ..Sample::default()
-                };
-                let stack = NamedStack {
-                    stack_id: id,
-                    function: row_function(symbolized, addresses, &origins),
-                    frames,
-                };
-                (sample, stack)
-            });
-            sum.inuse_bytes += inuse_bytes;
-            sum.inuse_objects += inuse_objects;
-            sum.alloc = match (sum.alloc, profile.has_alloc) {
-                (Some(known), true) => Some([known[0] + alloc[0], known[1] + alloc[1]]),
-                _ => None,
+            let sample = Sample {
+                stack_id: id,
+                inuse_bytes,
+                inuse_objects,
+                alloc: profile.has_alloc.then_some([alloc_bytes, alloc_objects]),
             };
+            match self.by_stack.entry(id) {
+                Entry::Occupied(mut known) => {
+                    let (sum, _) = known.get_mut();
+                    *sum = sum.plus(sample);
+                }
+                Entry::Vacant(new) => {
+                    let stack = NamedStack {
+                        stack_id: id,
+                        function: row_function(symbolized, addresses, &origins),
+                        frames,
+                    };
+                    new.insert((sample, stack));
+                }
+            }
         }
     }
 
-    /// Returns the samples and stacks, both sorted by stack id. Each stack has the place of its sample.
+    /// Returns the samples and stacks, both sorted by stack id: a sample and its stack have one index.
     fn into_parts(self) -> (Vec<Sample>, Vec<NamedStack>) {
         let mut rows: Vec<_> = self.by_stack.into_values().collect();
         rows.sort_by_key(|(sample, _)| sample.stack_id);
@@ -190,7 +193,7 @@ pub(crate) mod tests {
             bytes: &mut bytes,
         };
         let options = Options::default();
-        memprof_report::read(input, None, &options, &|_, _| ()).unwrap()
+        memprof_report::read_profile(input, None, &options, &|_, _| ()).unwrap()
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod tls;
 mod units;
 
 mod attachments;
+mod machine_info;
 mod naming;
 mod policy;
 mod take_profile;
@@ -43,6 +44,7 @@ mod columns;
 mod compact;
 mod doctor;
 mod prune;
+mod read_rows;
 mod views;
 
 mod web;
@@ -68,11 +70,12 @@ fn exit_code_of(error: &anyhow::Error) -> u8 {
     error_code(error).unwrap_or(FAILED)
 }
 
-/// Runs the command, and returns its exit code. An error may have an exit code of its own, see [`with_exit_code`](memprof_output::with_exit_code).
+/// Runs the command, and returns its exit code. An error may have an exit code of its own, see
+/// [`with_exit_code`](memprof_output::with_exit_code).
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.command {
         Command::Agent(agent) => agent::run(agent),
-        Command::Name(name) => naming::run(name),
+        Command::Name(name) => naming::run_child(name),
         Command::Fleet(FleetCommand::Views { engine, store }) => {
             views::run(*engine, &Config::read(store)?)
         }
@@ -84,17 +87,17 @@ fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 target: TargetArgs { target },
                 json,
             } = processes;
-            let config = Config::read(store)?.with_bus(bus);
+            let config = Config::read(store)?.with_bus_args(bus);
             match config.nats.url {
-                Some(_) => query::agents::ps(&config, target, *json),
-                None => query::processes::ps(&config, target, *json),
+                Some(_) => query::agents::run_ps(&config, target, *json),
+                None => query::processes::run_ps(&config, target, *json),
             }
         }
-        Command::Fleet(FleetCommand::Dump(dump)) => query::agents::dump(dump),
-        Command::Fleet(FleetCommand::Top(top)) => query::top(top),
-        Command::Fleet(FleetCommand::Growth(growth)) => query::processes::growth(growth),
-        Command::Fleet(FleetCommand::Flame(flame)) => query::flame(flame),
-        Command::Fleet(FleetCommand::Diff(diff)) => query::diff(diff),
+        Command::Fleet(FleetCommand::Dump(dump)) => query::agents::run_dump(dump),
+        Command::Fleet(FleetCommand::Top(top)) => query::run_top(top),
+        Command::Fleet(FleetCommand::Growth(growth)) => query::processes::run_growth(growth),
+        Command::Fleet(FleetCommand::Flame(flame)) => query::run_flame(flame),
+        Command::Fleet(FleetCommand::Diff(diff)) => query::run_diff(diff),
         Command::Fleet(FleetCommand::Compact { store }) => compact::run(&Config::read(store)?),
         Command::Fleet(FleetCommand::Prune { store, keep }) => {
             prune::run(&Config::read(store)?, *keep)

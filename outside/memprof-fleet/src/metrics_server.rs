@@ -33,7 +33,7 @@ pub(crate) fn serve_metrics(config: &Http) -> anyhow::Result<()> {
         .build()?;
     let (listener, address) = runtime.block_on(options.listen(None))?;
     print_stderr(&format!("memprof: metrics and profiles: serving {address}"));
-    let router = scrape_router(Hosts::running(), access);
+    let router = scrape_router(Hosts::with_discovered(), access);
     thread::spawn(move || runtime.block_on(serve(listener, router, pending())));
     Ok(())
 }

@@ -13,14 +13,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use memprof_report::Sources;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, pidfd_open, setrlimit};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::args::NameArgs;
 use crate::heap::{Heap, read_heap};
 
 /// Longest time from the child's start to its end. The largest programs take some seconds.
 const NAMING_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time between two checks whether the child has ended, after it has closed its output.
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Limit of the child's data memory, in bytes. It is below `MemoryMax` of the agent's unit.
 const MEMORY_LIMIT: u64 = 768 << 20;
 /// Most bytes of the heap that the child writes.
@@ -37,7 +38,7 @@ pub(crate) struct Naming {
 
 /// Entry point of the child: reads a dump from stdin, and writes its symbolized [`Heap`] to stdout as JSON. Limits its
 /// own memory, and writes no core file.
-pub(crate) fn run(args: &NameArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run_child(args: &NameArgs) -> anyhow::Result<ExitCode> {
     let limit = |bytes| Rlimit {
         current: Some(bytes),
         maximum: Some(bytes),
@@ -67,8 +68,8 @@ impl Naming {
         self.symbolize_with(instance, &mut child, dump, NAMING_TIMEOUT)
     }
 
-    /// Symbolizes a dump by a child process that `child` starts. Kills it after `timeout`. Fails if an earlier child
-    /// for this process is still stuck, or this one cannot be started, fails, or exceeds a limit.
+    /// Symbolizes a dump by the process that `child` starts, and kills that after `timeout`. Fails if an earlier child
+    /// for this process is still stuck, or if this one cannot be started, fails, or exceeds a limit.
     fn symbolize_with(
         &mut self,
         instance: &str,
@@ -106,7 +107,7 @@ impl Naming {
             None => None,
         };
         let (Some(heap), Some(ended)) = (heap, ended) else {
-            self.kill(instance, child);
+            self.kill_child(instance, child);
             return Err(format!("they are not read after {timeout:?}"));
         };
         if !ended.success() {
@@ -127,7 +128,7 @@ impl Naming {
     }
 
     /// Kills a child, and keeps it as stuck if it has not ended yet, so that no other one is started for the process.
-    fn kill(&mut self, instance: &str, mut child: Child) {
+    fn kill_child(&mut self, instance: &str, mut child: Child) {
         // This fails if the child has just ended.
         let _ = child.kill();
         if !matches!(child.try_wait(), Ok(Some(_))) {
@@ -136,13 +137,17 @@ impl Naming {
     }
 }
 
-/// Waits until a child ends. `None` if it still runs after `timeout`. Fails if the kernel has no `pidfd_open(2)`.
+/// Waits until a child ends. `None` if it still runs after `timeout`. Polls, because kernels before 5.3 have no
+/// `pidfd_open(2)`. Fails only if the child was reaped elsewhere.
 fn wait_for_exit(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> {
-    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
-    let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
-    let mut events = [PollFd::new(&process, PollFlags::IN)];
-    rustix::io::retry_on_intr(|| poll(&mut events, Some(&timeout)))?;
-    child.try_wait()
+    let start = Instant::now();
+    loop {
+        let ended = child.try_wait()?;
+        if ended.is_some() || start.elapsed() >= timeout {
+            return Ok(ended);
+        }
+        thread::sleep(EXIT_POLL_INTERVAL);
+    }
 }
 
 /// Reads at most `limit` bytes of a stream. Empty if the stream is `None`.

@@ -21,7 +21,7 @@ use tables::Tables;
 const SAMPLE_TYPES: [SampleType; 2] = [SampleType::InuseSpace, SampleType::InuseObjects];
 
 /// Encodes the OTLP message for the profile of a service from one time to another.
-pub(crate) fn encode(
+pub(crate) fn encode_message(
     symbolized: &SymbolizedProfile,
     service: &str,
     from: Instant,
@@ -48,13 +48,13 @@ fn build_message(
             sample_type: Some(unit(&mut tables, sample_type.name(), sample_type.unit())),
             samples: build_samples(symbolized, sample_type, &mut tables),
             time_unix_nano: nanos(from),
-            duration_nano: nanos(Instant(to.0 - from.0)),
+            duration_nano: nanos(Instant(to.0.saturating_sub(from.0))),
             period_type: Some(unit(&mut tables, "space", "bytes")),
             period: sample_interval(symbolized),
             profile_id: Vec::new(),
         }
     });
-    let dictionary = tables.finish();
+    let dictionary = tables.into_dictionary();
     let names = dictionary.encode_to_vec();
     for profile in &mut profiles {
         profile.profile_id = profile_id(&[service.as_bytes(), &names, &profile.encode_to_vec()]);
@@ -116,7 +116,7 @@ fn build_samples(
         let stack_index = tables.intern_stack(sample.stack);
         let index = *indices.entry(stack_index).or_insert(samples.len());
         match samples.get_mut(index) {
-            Some(sample) => sample.values[0] += value,
+            Some(sample) => sample.values[0] = sample.values[0].saturating_add(value),
             None => samples.push(Sample {
                 stack_index,
                 values: vec![value],
@@ -141,7 +141,7 @@ mod tests {
         service: &str,
         [from, to]: [Instant; 2],
     ) -> ProfilesData {
-        ProfilesData::decode(&*encode(symbolized, service, from, to)).unwrap()
+        ProfilesData::decode(&*encode_message(symbolized, service, from, to)).unwrap()
     }
 
     fn profiles(message: &ProfilesData) -> &[Profile] {

@@ -42,14 +42,14 @@ impl Default for ServiceRule {
     }
 }
 
-/// Returns the first rule whose pattern matches a service's name. `None` if no rule does.
+/// Returns the first rule whose name pattern matches a service. `None` if no rule does.
 pub(crate) fn rule_for<'r>(rules: &'r [ServiceRule], service: &str) -> Option<&'r ServiceRule> {
     rules.iter().find(|rule| matches_glob(&rule.name, service))
 }
 
 impl ServiceRule {
     /// Returns whether a process, given by its key, is in the rule's share.
-    pub(crate) fn includes(&self, instance: &str) -> bool {
+    pub(crate) fn includes_process(&self, instance: &str) -> bool {
         is_in_share(instance, self.share)
     }
 
@@ -59,7 +59,7 @@ impl ServiceRule {
     }
 
     /// Returns whether to enable sampling where it is off: the rule says so, or it names programs to attach to.
-    pub(crate) fn activates(&self) -> bool {
+    pub(crate) fn enables_sampling(&self) -> bool {
         self.activate || !self.attach.is_empty()
     }
 
@@ -210,8 +210,9 @@ mod tests {
             share,
             ..ServiceRule::default()
         };
-        let selected =
-            |share| (0..10_000).filter(move |index| rule(share).includes(&format!("node/{index}")));
+        let selected = |share| {
+            (0..10_000).filter(move |index| rule(share).includes_process(&format!("node/{index}")))
+        };
         assert_eq!(selected(0.0).count(), 0);
         assert_eq!(selected(1.0).count(), 10_000);
         let some: Vec<_> = selected(0.05).collect();

@@ -138,24 +138,29 @@ pub(crate) struct Sample {
 impl Sample {
     /// Returns the sum of two samples with one stack. Its allocations are `None` if one of the two has none.
     pub(crate) fn plus(self, other: Self) -> Self {
-        let sum = |[bytes, objects]: [i64; 2], [more_bytes, more_objects]: [i64; 2]| {
-            [
-                bytes.saturating_add(more_bytes),
-                objects.saturating_add(more_objects),
-            ]
-        };
-        let inuse = [self.inuse_bytes, self.inuse_objects];
-        let [inuse_bytes, inuse_objects] = sum(inuse, [other.inuse_bytes, other.inuse_objects]);
+        let [inuse_bytes, inuse_objects] = sum_amounts(self.inuse(), other.inuse());
+        let alloc = self.alloc.zip(other.alloc);
         Self {
             stack_id: self.stack_id,
             inuse_bytes,
             inuse_objects,
-            alloc: self
-                .alloc
-                .zip(other.alloc)
-                .map(|(one, more)| sum(one, more)),
+            alloc: alloc.map(|(one, more)| sum_amounts(one, more)),
         }
     }
+
+    /// Returns the bytes and objects in use.
+    fn inuse(self) -> [i64; 2] {
+        [self.inuse_bytes, self.inuse_objects]
+    }
+}
+
+/// Returns the sums of bytes and of objects. A sum that is too large becomes the largest number: a process can write
+/// any numbers into its dump.
+fn sum_amounts([bytes, objects]: [i64; 2], [more_bytes, more_objects]: [i64; 2]) -> [i64; 2] {
+    [
+        bytes.saturating_add(more_bytes),
+        objects.saturating_add(more_objects),
+    ]
 }
 
 /// Stack, identified by the names of its functions, so that it has one id in all builds.
@@ -216,20 +221,35 @@ impl ProcessProfile {
 
     /// Returns the sum of all samples: bytes and objects in use.
     pub(crate) fn sum_inuse(&self) -> [i64; 2] {
-        self.samples
-            .iter()
-            .fold([0; 2], |[bytes, objects], sample| {
-                [bytes + sample.inuse_bytes, objects + sample.inuse_objects]
-            })
+        let inuse = self.samples.iter().map(|sample| sample.inuse());
+        inuse.fold([0; 2], sum_amounts)
     }
 
     /// Returns the sum of all samples: bytes and objects allocated. `None` if any sample has none.
     pub(crate) fn sum_alloc(&self) -> Option<[i64; 2]> {
-        self.samples
-            .iter()
-            .try_fold([0; 2], |[bytes, objects], sample| {
-                let [more_bytes, more_objects] = sample.alloc?;
-                Some([bytes + more_bytes, objects + more_objects])
-            })
+        let mut alloc = self.samples.iter().map(|sample| sample.alloc);
+        alloc.try_fold([0; 2], |sum, alloc| Some(sum_amounts(sum, alloc?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spool::tests::profile;
+
+    #[test]
+    fn sums_of_largest_samples_are_limited() {
+        let largest = Sample {
+            inuse_bytes: i64::MAX,
+            inuse_objects: 3,
+            alloc: Some([1, i64::MAX]),
+            ..Sample::default()
+        };
+        let profile = ProcessProfile {
+            samples: vec![largest; 2],
+            ..profile()
+        };
+        assert_eq!(profile.sum_inuse(), [i64::MAX, 6]);
+        assert_eq!(profile.sum_alloc(), Some([2, i64::MAX]));
     }
 }

@@ -9,7 +9,7 @@ use anyhow::bail;
 use memprof_output::print;
 
 use crate::config::Config;
-use crate::scan::table_files;
+use crate::scan::list_table_files;
 use crate::schema::Table;
 use crate::store::ProfileStore;
 use crate::time::{Hour, Instant};
@@ -49,7 +49,7 @@ pub(crate) fn prune(
     let limit = now.before(keep);
     let mut deleted = BTreeMap::new();
     for table in Table::ALL {
-        let found = table_files(store, table, (Instant(0), limit))?;
+        let found = list_table_files(store, table, (Instant(0), limit))?;
         // Files whose rows are in merged files are deleted first: without the merged files they would count
         // again.
         for object in &found.merged {

@@ -51,7 +51,8 @@ pub(crate) struct TableFiles {
     pub(crate) copies: Vec<String>,
     /// Names of unreadable files, with the reasons.
     pub(crate) damaged: Vec<(String, String)>,
-    /// Number after that of the last merged file of each hour. Numbers may be missing, because files were deleted by hand.
+    /// Number after that of the last merged file of each hour. Numbers may be missing, because files were deleted by
+    /// hand.
     pub(crate) next_numbers: HashMap<Hour, u32>,
 }
 
@@ -76,7 +77,7 @@ impl TableFiles {
 /// memprof's; merged files whose sources cannot be read; agents' files that a merged one lists as its sources; and
 /// copies. A copy is an agent's file with the name of another one, which is the hash of its bytes, or a merged file
 /// with a source of another one. Fails if the files cannot be listed.
-pub(crate) fn table_files(
+pub(crate) fn list_table_files(
     store: &Arc<ProfileStore>,
     table: Table,
     (from, to): (Instant, Instant),
@@ -155,15 +156,18 @@ fn is_file_stem(stem: &str, is_merged: bool) -> bool {
     }
 }
 
-/// Reads the names of the files that a merged one contains. A panic of the Parquet reader is an error.
+/// Like [`read_sources_or_panic`], but returns a panic of the Parquet reader as an error.
 fn read_sources(store: &Arc<ProfileStore>, object: &Object) -> anyhow::Result<Vec<String>> {
-    catch_panic(|| read_source_names(store, object))
+    catch_panic(|| read_sources_or_panic(store, object))
 }
 
 /// Reads the names of the files that a merged one contains; none if it is not a merged one. May panic on a damaged
 /// file.
-fn read_source_names(store: &Arc<ProfileStore>, object: &Object) -> anyhow::Result<Vec<String>> {
-    let reader = open_file(store, object)?;
+fn read_sources_or_panic(
+    store: &Arc<ProfileStore>,
+    object: &Object,
+) -> anyhow::Result<Vec<String>> {
+    let reader = open_parquet_file(store, object)?;
     let entries = reader.metadata().file_metadata().key_value_metadata();
     let mut entries = entries.into_iter().flatten();
     let sources = entries.find(|entry| entry.key == SOURCES_KEY);
@@ -178,14 +182,14 @@ fn read_source_names(store: &Arc<ProfileStore>, object: &Object) -> anyhow::Resu
 /// Reads columns of a file, and calls `visit` for each batch of rows. `service` skips pages without that service;
 /// `None` reads all. Returns the number of rows. Some rows of a damaged file may be visited before an error is
 /// returned.
-pub(crate) fn scan(
+pub(crate) fn scan_file(
     store: &Arc<ProfileStore>,
     object: &Object,
     columns: &[&str],
     service: Option<&str>,
     visit: impl FnMut(&RecordBatch) -> anyhow::Result<()>,
 ) -> anyhow::Result<usize> {
-    catch_panic(|| scan_rows(store, object, columns, service, visit))
+    catch_panic(|| scan_file_or_panic(store, object, columns, service, visit))
 }
 
 thread_local! {
@@ -193,8 +197,8 @@ thread_local! {
     static IS_CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls `read`, and converts its panic to an error: the Parquet reader panics on some damaged files. Such a panic
-/// prints nothing.
+/// Calls `read`, and converts its panic to an error: the Parquet reader panics on some damaged files. The first call
+/// installs a panic hook, which prints nothing for such a panic.
 fn catch_panic<T>(read: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -219,15 +223,15 @@ fn catch_panic<T>(read: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T>
     })
 }
 
-/// Implements [`scan`], with its parameters, but may panic on a damaged file.
-fn scan_rows(
+/// Like [`scan_file`], but may panic on a damaged file.
+fn scan_file_or_panic(
     store: &Arc<ProfileStore>,
     object: &Object,
     columns: &[&str],
     service: Option<&str>,
     mut visit: impl FnMut(&RecordBatch) -> anyhow::Result<()>,
 ) -> anyhow::Result<usize> {
-    let reader = open_file(store, object)?;
+    let reader = open_parquet_file(store, object)?;
     let schema = reader.parquet_schema();
     let mask = ProjectionMask::columns(schema, columns.iter().copied());
     let selection = service.and_then(|service| {
@@ -251,7 +255,7 @@ fn scan_rows(
 }
 
 /// Opens a Parquet file, which is read whole if it is small. Fails if it is no Parquet file, or claims to be too large.
-fn open_file(
+fn open_parquet_file(
     store: &Arc<ProfileStore>,
     object: &Object,
 ) -> anyhow::Result<ParquetRecordBatchReaderBuilder<ObjectReader>> {
@@ -278,7 +282,7 @@ fn open_file(
             bytes.saturating_add(group.total_byte_size().max(0).unsigned_abs()),
         )
     });
-    check_size(object.size, claimed)?;
+    check_claimed_size(object.size, claimed)?;
     Ok(reader)
 }
 
@@ -299,7 +303,7 @@ fn read_footer(chunks: &ObjectReader, object: &Object) -> anyhow::Result<Bytes> 
 
 /// Checks the numbers of rows and uncompressed bytes that a file of `size` bytes claims to have. Fails if
 /// they are larger than in memprof's own files: decompressing it could exhaust the memory.
-fn check_size(size: u64, (rows, bytes): (u64, u64)) -> anyhow::Result<()> {
+fn check_claimed_size(size: u64, (rows, bytes): (u64, u64)) -> anyhow::Result<()> {
     let max = size.saturating_mul(MAX_ROWS_PER_BYTE).max(MIN_ROW_LIMIT);
     anyhow::ensure!(
         rows <= max,
@@ -408,7 +412,7 @@ mod tests {
     fn file_that_claims_too_many_rows_is_refused() {
         let check = |size, claimed, is_read: bool| {
             assert_eq!(
-                check_size(size, claimed).is_ok(),
+                check_claimed_size(size, claimed).is_ok(),
                 is_read,
                 "{size} {claimed:?}"
             );

@@ -84,7 +84,7 @@ pub(crate) struct Totals {
 
 /// Converts profiles to files of the store: names and bytes, which are equal for equal profiles. Stacks in `known`
 /// (hour and id) are in the store already, and are left out.
-pub(crate) fn store_files(
+pub(crate) fn build_store_files(
     profiles: &[ProcessProfile],
     known: &HashSet<(Hour, i64)>,
 ) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
@@ -96,7 +96,7 @@ pub(crate) fn store_files(
         rows.contexts.push(profile.context.clone());
         rows.samples
             .extend(profile.samples.iter().map(|sample| (index, *sample)));
-        rows.profiles.push((index, Totals::new(profile)));
+        rows.profiles.push((index, Totals::from_profile(profile)));
         let fresh = |stack: &&NamedStack| !known.contains(&(hour.clone(), stack.stack_id));
         rows.stacks
             .extend(profile.stacks.iter().filter(fresh).cloned());
@@ -119,7 +119,7 @@ pub(crate) fn store_files(
 
 impl Totals {
     /// Sums a profile, which has one sample per stack.
-    fn new(profile: &ProcessProfile) -> Self {
+    fn from_profile(profile: &ProcessProfile) -> Self {
         Self {
             samples: profile.samples.len() as i64,
             inuse: profile.sum_inuse(),
@@ -148,7 +148,7 @@ impl Rows {
         }
     }
 
-    /// Builds the rows of samples, sorted by service, process, stack and time.
+    /// Sorts the samples by service, process, stack and time, and builds their rows.
     fn samples_batch(&mut self) -> Result<RecordBatch, ArrowError> {
         let contexts = &self.contexts;
         let key = |(index, sample): &(usize, Sample)| {
@@ -193,7 +193,7 @@ impl Rows {
         RecordBatch::try_from_iter(columns)
     }
 
-    /// Builds the rows of profiles, sorted by service, process and time.
+    /// Sorts the profiles by service, process and time, and builds their rows.
     fn profiles_batch(&mut self) -> Result<RecordBatch, ArrowError> {
         let contexts = &self.contexts;
         let key = |(index, _): &(usize, Totals)| {
@@ -242,7 +242,7 @@ impl Rows {
         RecordBatch::try_from_iter(columns)
     }
 
-    /// Builds the rows of stacks, sorted by id. Of several rows with one id, only one is kept.
+    /// Sorts the stacks by id, removes all but one with each id, and builds their rows.
     fn stacks_batch(&mut self) -> Result<RecordBatch, ArrowError> {
         self.stacks.sort_by_key(|stack| stack.stack_id);
         self.stacks.dedup_by_key(|stack| stack.stack_id);

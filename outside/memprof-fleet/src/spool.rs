@@ -70,7 +70,7 @@ impl Spool {
         self.added += 1;
         let (time, added) = (profile.context.time.0, self.added);
         let name = format!("{time:015}.{}.{added}.json", std::process::id());
-        publish(
+        write_file_durably(
             &self.directory.join("dumps"),
             &name,
             &serde_json::to_vec(profile)?,
@@ -84,7 +84,7 @@ impl Spool {
 
     /// Returns the total size in bytes of the profiles that wait for a batch.
     pub(crate) fn dump_bytes(&self) -> anyhow::Result<u64> {
-        bytes_in(&self.directory.join("dumps"))
+        total_bytes_in(&self.directory.join("dumps"))
     }
 
     /// Converts the waiting profiles to files for the store. `convert` gets all profiles of a batch, and returns names
@@ -102,7 +102,7 @@ impl Spool {
                 let profiles = self.read_profiles(&batch)?;
                 if !profiles.is_empty() {
                     for (name, bytes) in convert(&profiles)? {
-                        publish(
+                        write_file_durably(
                             &self.directory.join("outbox"),
                             &name.replace('/', "!"),
                             &bytes,
@@ -176,7 +176,7 @@ impl Spool {
 /// Returns the total size in bytes of all files that wait in a spool. Does not lock it.
 pub(crate) fn pending_bytes(spool: &Path) -> anyhow::Result<u64> {
     let parts = ["dumps", "batch", "outbox"].iter();
-    parts.map(|name| bytes_in(&spool.join(name))).sum()
+    parts.map(|name| total_bytes_in(&spool.join(name))).sum()
 }
 
 /// Returns the last component of a path; empty if there is none.
@@ -205,7 +205,7 @@ fn files_in(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
 }
 
 /// Returns the total size in bytes of the files in a directory; those that vanish meanwhile do not count.
-fn bytes_in(directory: &Path) -> anyhow::Result<u64> {
+fn total_bytes_in(directory: &Path) -> anyhow::Result<u64> {
     let files = files_in(directory)?.into_iter();
     Ok(files
         .filter_map(|file| Some(file.metadata().ok()?.len()))
@@ -222,7 +222,7 @@ fn is_transient(error: &io::Error) -> bool {
 
 /// Writes a file atomically, and waits until it is on the disk. Creates the directory if it is missing: a
 /// disk that was full for a moment may have left the spool without it.
-fn publish(directory: &Path, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
+fn write_file_durably(directory: &Path, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
     let (fresh, path) = (directory.join(".new"), directory.join(name));
     let failed = || format!("failed to write {}", path.display());
     fs::create_dir_all(directory).with_context(failed)?;
@@ -245,12 +245,12 @@ fn rename_durably(from: &Path, to: &Path) -> anyhow::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::{Path, ProcessProfile, Spool, fs};
     use crate::process_profile::ProfileContext;
     use crate::time::Instant;
 
-    fn profile() -> ProcessProfile {
+    pub(crate) fn profile() -> ProcessProfile {
         ProcessProfile {
             context: ProfileContext {
                 time: Instant(0),

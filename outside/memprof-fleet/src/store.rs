@@ -22,7 +22,7 @@ use tokio::runtime::Runtime;
 
 use crate::s3_errors::{NOT_S3, plain_s3_error, s3_remedy};
 use crate::time::{Instant, Uptime};
-use crate::tls::is_untrusted;
+use crate::tls::is_untrusted_certificate_error;
 
 /// Longest time of a request. The data is still on this machine's disk, and is sent again later.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
@@ -61,9 +61,9 @@ pub(crate) enum CreateOutcome {
     Exists,
 }
 
-/// Whether the first part of a path of S3 can name a bucket: it has only letters, digits, `.`, `-` and `_`, because a
-/// bucket's name is the host's in some addresses.
-fn has_bucket(path: &str) -> bool {
+/// Returns whether the first part of a path of S3 can name a bucket: it has only letters, digits, `.`, `-` and `_`,
+/// because a bucket's name is part of the host's in some addresses.
+fn starts_with_bucket(path: &str) -> bool {
     let bucket = path.split('/').next().unwrap_or_default();
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
     !bucket.is_empty() && bucket.bytes().all(is_allowed)
@@ -78,7 +78,7 @@ impl ProfileStore {
             .build()?;
         let objects = match url.split_once("://") {
             Some(("file", path)) if path.starts_with('/') => open_directory(path)?,
-            Some(("s3", path)) if has_bucket(path) => open_s3(url, path)?,
+            Some(("s3", path)) if starts_with_bucket(path) => open_s3(url, path)?,
             _ => {
                 let message =
                     format!("{url:?} is not a store: give file:///DIRECTORY or s3://BUCKET/PREFIX");
@@ -202,7 +202,7 @@ impl ProfileStore {
         let name = format!("clock/{}-{}-{ticks}", Instant::now().0, std::process::id());
         self.create(&name, Bytes::from_static(b"now"))?;
         let object = self.head(&name);
-        // Also if the request for its time failed.
+        // Deletes it even if the request for its time failed.
         self.delete(&name)?;
         let object = object?
             .with_context(|| format!("{}: {name} was written and is not there", self.url))?;
@@ -228,7 +228,7 @@ impl ProfileStore {
         let cause = error.root_cause().to_string();
         let remedy = match self.is_local() {
             true => String::new(),
-            false if is_untrusted(&cause) => {
+            false if is_untrusted_certificate_error(&cause) => {
                 "; SSL_CERT_FILE must name a file with the certificate that signed the server's"
                     .to_owned()
             }
@@ -374,7 +374,7 @@ mod tests {
                 "{text}"
             );
         }
-        assert!(has_bucket("heap-1.prod_x/of/day"));
+        assert!(starts_with_bucket("heap-1.prod_x/of/day"));
     }
 
     #[test]

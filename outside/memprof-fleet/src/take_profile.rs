@@ -1,6 +1,5 @@
 //! Takes a profile of one host, and symbolizes it on the host's machine, where its binaries are.
 
-use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -9,9 +8,9 @@ use anyhow::{anyhow, bail, ensure};
 use memprof_host::RunningHost;
 use memprof_host::client::Client;
 use memprof_messages::{ProfileKind, Profiling};
-use sha2::{Digest, Sha256};
 
 use crate::heap::{Heap, read_heap};
+use crate::machine_info::MachineInfo;
 use crate::naming::Naming;
 use crate::policy::ServiceRule;
 use crate::process_profile::{ProcessProfile, ProfileContext};
@@ -24,72 +23,6 @@ const DUMP_LIMIT: u64 = 256 << 20;
 /// Shortest lease: the agent discovers hosts less often than some periods are long.
 const MIN_LEASE: Duration = Duration::from_secs(60);
 
-/// Properties of this machine, which all profiles of an agent have in common.
-#[derive(Clone, Debug)]
-pub(crate) struct MachineInfo {
-    /// Host name.
-    pub(crate) name: String,
-    /// Id of this machine, container and boot, in hexadecimal: machines may share a name.
-    pub(crate) id: String,
-    pub(crate) labels: BTreeMap<String, String>,
-    /// Milliseconds by which this machine's clock is ahead of the store's. `None` if unknown.
-    pub(crate) clock_offset_ms: Option<i64>,
-}
-
-impl MachineInfo {
-    /// Reads this machine's name and id. `labels` are those of each of its profiles; the offset of its clock is not
-    /// known yet.
-    pub(crate) fn new(labels: BTreeMap<String, String>) -> Self {
-        let name = rustix::system::uname()
-            .nodename()
-            .to_string_lossy()
-            .into_owned();
-        Self {
-            name,
-            id: read_machine_id(),
-            labels,
-            clock_offset_ms: None,
-        }
-    }
-
-    /// Identifies a process across machines and restarts: HOST/PID.START.ID, START in clock ticks since boot (proc(5),
-    /// starttime), ID that of the machine. It is independent of the wall clock and of attachments. If the process has
-    /// ended, START is the time that the host reported.
-    pub(crate) fn process_key(&self, host: &RunningHost) -> String {
-        let start = read_start_ticks(host.pid).unwrap_or(host.info.started);
-        self.process_key_of(host.pid, start)
-    }
-
-    /// Returns the process key of any process of this machine, by its start in clock ticks since boot.
-    pub(crate) fn process_key_of(&self, pid: u32, start: u64) -> String {
-        format!("{}/{pid}.{start}.{}", self.name, self.id)
-    }
-}
-
-/// Returns the id of this machine, container and boot: the first 4 bytes of a hash. It covers machine-id(5), which
-/// copies of a machine share; the boot's random id (proc(5), `boot_id`), which containers of a machine share; and the
-/// pid namespace.
-fn read_machine_id() -> String {
-    let files = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
-    // A missing file adds nothing to the hash.
-    let texts = files.map(|file| std::fs::read(file).unwrap_or_default());
-    let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-    let mut hash = Sha256::new();
-    for text in texts
-        .iter()
-        .map(Vec::as_slice)
-        .chain([namespace.as_os_str().as_encoded_bytes()])
-    {
-        hash.update(text);
-        hash.update([0]);
-    }
-    let digest = hash.finalize();
-    digest[..4]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
-}
-
 /// Profile of a host, and whether it is symbolized.
 pub(crate) struct TakenProfile {
     pub(crate) profile: ProcessProfile,
@@ -97,9 +30,10 @@ pub(crate) struct TakenProfile {
     pub(crate) symbolization: anyhow::Result<()>,
 }
 
-/// Takes a dump of a host, and sums all heap profiles in it. Enables sampling first if the rule says so. Blocks until
-/// the dump is read and symbolized. Functions that cannot be named become offsets, with the reason in the result. Fails
-/// if the host does not answer, cannot be profiled, or does not sample, or if a dump is too large.
+/// Takes a dump of a host, and sums the heap profiles of its allocators. Enables sampling first, or extends its lease,
+/// if the rule says so. Blocks until the dump is read and symbolized. Functions that cannot be symbolized become
+/// offsets, with the reason in the result. Fails if the host does not answer, cannot be profiled, or does not sample,
+/// or if a dump is too large.
 pub(crate) fn take_profile(
     host: &RunningHost,
     rule: &ServiceRule,
@@ -120,7 +54,7 @@ pub(crate) fn take_profile(
     let instance = machine.process_key(host);
     for dump in heaps {
         let mut bytes = Vec::new();
-        let passed = client.fetch(&dump.id)?;
+        let passed = client.fetch_dump(&dump.id)?;
         passed.take(DUMP_LIMIT + 1).read_to_end(&mut bytes)?;
         ensure!(
             bytes.len() as u64 <= DUMP_LIMIT,
@@ -184,7 +118,7 @@ fn ensure_sampling(client: &mut Client, rule: &ServiceRule) -> anyhow::Result<()
     let lease = (rule.period * LEASE_PERIODS).max(MIN_LEASE);
     let is_expiring = expires_within(status.active_until.as_deref(), lease);
     match status.profiling.known() {
-        Some(Profiling::Active) if !(is_expiring && rule.activates()) => Ok(()),
+        Some(Profiling::Active) if !(is_expiring && rule.enables_sampling()) => Ok(()),
         Some(Profiling::Unavailable) => {
             let reason = status.reason.unwrap_or_default();
             bail!(
@@ -192,7 +126,7 @@ fn ensure_sampling(client: &mut Client, rule: &ServiceRule) -> anyhow::Result<()
                 status.remedy.unwrap_or_default()
             )
         }
-        _ if rule.activates() => {
+        _ if rule.enables_sampling() => {
             client.activate(&format!("for={}s", lease.as_secs()))?;
             Ok(())
         }
@@ -206,15 +140,6 @@ fn ensure_sampling(client: &mut Client, rule: &ServiceRule) -> anyhow::Result<()
 fn expires_within(expiry: Option<&str>, time: Duration) -> bool {
     let expiry = expiry.and_then(|expiry| humantime::parse_rfc3339(expiry).ok());
     expiry.is_some_and(|expiry| expiry < SystemTime::now() + time)
-}
-
-/// Returns the start of a process, in clock ticks since boot (`starttime` of proc(5), stat). `None` if it has ended.
-pub(crate) fn read_start_ticks(pid: u32) -> Option<u64> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let stat = String::from_utf8_lossy(&stat);
-    // The program's name may contain any byte; the third field follows its parenthesis. `starttime` is the 22nd.
-    let (_, fields) = stat.rsplit_once(')')?;
-    fields.split_whitespace().nth(22 - 3)?.parse().ok()
 }
 
 /// Returns the resident memory of a process in bytes (proc(5), status). `None` if it has ended.

@@ -2,6 +2,6 @@
 
 /// Returns whether an error says that no trusted authority signed the certificate: `rustls::Error::InvalidCertificate`,
 /// recognized by its text, which errors that wrap it repeat.
-pub(crate) fn is_untrusted(error: &str) -> bool {
+pub(crate) fn is_untrusted_certificate_error(error: &str) -> bool {
     error.contains("invalid peer certificate")
 }

@@ -17,7 +17,7 @@ use crate::headers;
 use crate::peer::Peer;
 use crate::problem::{Problem, Result};
 use crate::token::Token;
-use crate::trusted_proxy::{ProxyNetwork, forwarded_base};
+use crate::trusted_proxy::{ProxyNetwork, forwarded_base_url};
 
 /// Names by which this machine reaches itself.
 const LOOPBACK_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
@@ -55,14 +55,15 @@ impl Default for AccessRule {
     }
 }
 
-/// Middleware that forwards allowed requests, with the token removed from the path, and rejects others. Redirects one
-/// whose path ends with the base URL or the token, without a slash. Adds the security headers to every response.
-pub(crate) async fn guard(
+/// Middleware that forwards allowed requests, with the base URL's path and the token removed from their path, and
+/// rejects others. Redirects a request whose path ends right after one of these two, to the path with a slash. Adds the
+/// security headers to every response.
+pub(crate) async fn guard_access(
     State(access): State<Arc<Access>>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let mut response = match access.admit(&mut request) {
+    let mut response = match access.admit_request(&mut request) {
         Ok(Admission::Allow) => next.run(request).await,
         Ok(Admission::RedirectToSlash(location)) => {
             (StatusCode::PERMANENT_REDIRECT, [(LOCATION, location)]).into_response()
@@ -90,12 +91,13 @@ enum Admission {
 
 impl Access {
     /// Checks a request, and removes the base URL's path, the token and repeated slashes from its path. A path that
-    /// ends there without a slash is redirected to the path with one. Fails if the host name is unknown, the client is
-    /// not allowed, or another site's page sent the request otherwise than as a link to a page.
-    fn admit(&self, request: &mut Request) -> Result<Admission> {
+    /// ends right after the base URL's or the token is redirected to the same path with a slash. Fails if the host name
+    /// is unknown, the client is not allowed, or a page of another origin sent the request, except a link that opens a
+    /// page.
+    fn admit_request(&self, request: &mut Request) -> Result<Admission> {
         let peer = request.extensions().get::<Peer>().copied();
         let base = self.base_url_for(request.headers(), peer)?;
-        self.check_host_header(request.uri(), request.headers(), base.as_ref())?;
+        self.check_requested_host(request.uri(), request.headers(), base.as_ref())?;
         let sender = check_sender(request, base.as_ref())?;
         let admission = self.admit_client(request, peer, base);
         merge_slashes(request)?;
@@ -106,8 +108,9 @@ impl Access {
         }
     }
 
-    /// Checks who sent a request, and removes the path of `base` and the token from its path. Redirects a path that
-    /// ends there without a slash. Fails if the client is not allowed.
+    /// Checks that the client is allowed: by its user or by the token. Removes the path of `base` and the token from
+    /// the request's path, and stores `base` in its extensions. Redirects a path that ends right after the one or the
+    /// other, to the same path with a slash. Fails if the client is not allowed.
     fn admit_client(
         &self,
         request: &mut Request,
@@ -124,7 +127,7 @@ impl Access {
         if let Some(base) = base {
             if let Some(rest) = base.strip_path(request.uri().path()).map(str::to_owned) {
                 if rest.is_empty() {
-                    return Ok(Admission::RedirectToSlash(base.last_part()));
+                    return Ok(Admission::RedirectToSlash(base.last_component_with_slash()));
                 }
                 set_path(request, &rest)?;
             }
@@ -151,22 +154,22 @@ impl Access {
         }
     }
 
-    /// Returns the address at which a proxy serves this server: as a trusted proxy says, else as configured. `None` if
-    /// clients connect directly. Fails if the headers of a trusted proxy form no valid address.
+    /// Returns the address at which a proxy serves this server: as the headers of a trusted proxy say, else as
+    /// configured. `None` if neither names one. Fails if the headers of a trusted proxy form no valid address.
     fn base_url_for(&self, headers: &HeaderMap, peer: Option<Peer>) -> Result<Option<BaseUrl>> {
         let address = peer.and_then(|peer| peer.address);
         let is_trusted =
             address.is_some_and(|ip| self.trust_proxy.iter().any(|proxy| proxy.contains(ip)));
         let forwarded = match is_trusted {
-            true => forwarded_base(headers)?,
+            true => forwarded_base_url(headers)?,
             false => None,
         };
         Ok(forwarded.or_else(|| self.base_url.clone()))
     }
 
-    /// Fails unless the request is for one of the server's names, in a single `Host` header and in its URI, if that has
-    /// a name. `base` is the address at a proxy, whose name counts too.
-    fn check_host_header(
+    /// Fails unless the `Host` header is there once and has one of the server's names, and the request's URI has one,
+    /// too, if it contains an authority. The authority of `base`, the address at a proxy, counts as a name.
+    fn check_requested_host(
         &self,
         uri: &Uri,
         headers: &HeaderMap,
@@ -190,7 +193,7 @@ impl Access {
         )
     }
 
-    /// Returns whether an authority, with any port, is one of the server's names, or that of the address `base` at a
+    /// Returns whether an authority, with any port, has one of the server's names, or that of `base`, the address at a
     /// proxy.
     fn is_server_name(&self, authority: &str, base: Option<&BaseUrl>) -> bool {
         let name = without_port(authority);
@@ -226,7 +229,7 @@ fn check_sender(request: &Request, base: Option<&BaseUrl>) -> Result<Sender> {
             .strip_prefix("http://")
             .or(origin.strip_prefix("https://"));
         authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
-            || base.is_some_and(|base| base.is_origin(origin))
+            || base.is_some_and(|base| base.matches_origin(origin))
     };
     let is_own_origin = texts(ORIGIN.as_str()).all(is_own);
     // Browsers send no Origin when they load an <img>, but `Sec-Fetch-Site` shows that it is of another site.
@@ -249,8 +252,9 @@ fn foreign_origin_error() -> Problem {
     )
 }
 
-/// Returns whether a path, without the base URL's, is that of a page, which changes nothing. A token that was not removed
-/// is skipped. Other routes may end in a slash too, as those of other systems whose tools send one.
+/// Returns whether a path, without the base URL's, is that of a page, whose GET changes nothing. Skips `/t/TOKEN`,
+/// which is there if the token was not removed, and `/host/PID`. The pages are listed because paths of other routes may
+/// end in a slash, too.
 fn is_page(path: &str) -> bool {
     let page = ["/t/", "/host/"].into_iter().fold(path, |path, prefix| {
         let rest = path.strip_prefix(prefix);
@@ -261,7 +265,8 @@ fn is_page(path: &str) -> bool {
     matches!(page, "/" | "/machine/" | "/debug/pprof/")
 }
 
-/// Returns the token in `Authorization: Bearer TOKEN`. `None` if that header is missing or has another scheme.
+/// Returns the token in `Authorization: Bearer TOKEN`. `None` if that header is missing or malformed, or has another
+/// scheme.
 fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
@@ -276,7 +281,8 @@ fn without_port(authority: &str) -> &str {
     }
 }
 
-/// Replaces a request's path. Fails with `invalid_argument` if the new one is malformed.
+/// Replaces a request's path, and keeps its query. A URI with an authority loses it; it was checked before. Fails with
+/// `invalid_argument` if the new path is malformed.
 fn set_path(request: &mut Request, path: &str) -> Result<()> {
     let query = request.uri().query().map(|query| format!("?{query}"));
     let new = format!("{path}{}", query.unwrap_or_default());

@@ -29,27 +29,27 @@ const MAX_BODY_BYTES: usize = 4096;
 pub(crate) fn routes() -> Router<SharedHosts> {
     let mut router = Router::new()
         .route("/api/v1/dump", post(take_dump))
-        .route("/api/v1/dumps", get(list_dumps))
+        .route("/api/v1/dumps", get(list_kept_dumps))
         .route("/api/v1/dumps/{id}", get(serve_kept_dump));
-    for message in simple_messages() {
+    for message in forwarded_messages() {
         let route = match message.effect {
-            Effect::ReadOnly => read_route(message.name),
-            Effect::Mutating => write_route(message.name),
+            Effect::ReadOnly => read_only_route(message.name),
+            Effect::Mutating => mutating_route(message.name),
         };
         router = router.route(&format!("/api/v1/{}", message.name), route);
     }
     router.layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
 }
 
-/// Returns the messages that are forwarded unchanged: all but those in `SPECIAL_MESSAGES`.
-pub(crate) fn simple_messages() -> impl Iterator<Item = &'static MessageSpec> {
+/// Returns the messages whose routes only forward them, under their own names: all but those in `SPECIAL_MESSAGES`.
+pub(crate) fn forwarded_messages() -> impl Iterator<Item = &'static MessageSpec> {
     let messages = MESSAGES.iter();
     messages.filter(|message| !SPECIAL_MESSAGES.contains(&message.name))
 }
 
-/// Returns the route of a message without side effects. `stats` is not written to the host's log unless the request
-/// asks for that.
-fn read_route(message: &'static str) -> MethodRouter<SharedHosts> {
+/// Returns the GET route of a message without side effects. `stats` is sent with `log=off`, unless the request has that
+/// argument.
+fn read_only_route(message: &'static str) -> MethodRouter<SharedHosts> {
     get(
         async move |RequestHost(host): RequestHost, mut arguments: RequestArguments| {
             if message == "stats" {
@@ -61,8 +61,8 @@ fn read_route(message: &'static str) -> MethodRouter<SharedHosts> {
     )
 }
 
-/// Returns the route of a message with side effects.
-fn write_route(message: &'static str) -> MethodRouter<SharedHosts> {
+/// Returns the POST route of a message with side effects.
+fn mutating_route(message: &'static str) -> MethodRouter<SharedHosts> {
     post(
         async move |RequestHost(host): RequestHost, arguments: RequestArguments| {
             forward_message(&host, message, &arguments).await
@@ -70,13 +70,13 @@ fn write_route(message: &'static str) -> MethodRouter<SharedHosts> {
     )
 }
 
-/// Sends a message, and forwards the plugin's reply. Fails if that is an error.
+/// Sends a message, and forwards the plugin's reply as [`reply_response`] does. Also fails if the host does not answer.
 async fn forward_message(
     host: &Gateway,
     message: &'static str,
     arguments: &RequestArguments,
 ) -> Result<Response> {
-    forward_reply(host.send(message, &arguments.pairs()).await?)
+    reply_response(host.send(message, &arguments.pairs()).await?)
 }
 
 /// The part of a forwarded reply that determines its status and content type.
@@ -85,9 +85,9 @@ struct ReplyPeek {
     findings: Option<IgnoredAny>,
 }
 
-/// Forwards the plugin's reply, as JSON or text. A reply with findings is a success, whatever its status; all others
-/// with a status other than 0 become an error.
-fn forward_reply(reply: PluginReply) -> Result<Response> {
+/// Returns the plugin's reply as a response, JSON or text. A reply with findings is a success, whatever its status; any
+/// other with a status other than 0 is returned as the error that it describes.
+fn reply_response(reply: PluginReply) -> Result<Response> {
     let peek: Option<ReplyPeek> = serde_json::from_slice(&reply.body).ok();
     let is_finding = peek.as_ref().is_some_and(|peek| peek.findings.is_some());
     if reply.status != 0 && !is_finding {
@@ -101,8 +101,7 @@ fn forward_reply(reply: PluginReply) -> Result<Response> {
     Ok(([(CONTENT_TYPE, content_type)], reply.body).into_response())
 }
 
-/// Takes a dump, or waits for the one that runs. With arguments, it always takes one and never waits for another
-/// request's.
+/// Takes a kept dump, or waits for the one that runs. With arguments, it always takes a new one.
 async fn take_dump(
     RequestHost(host): RequestHost,
     arguments: RequestArguments,
@@ -115,7 +114,7 @@ async fn take_dump(
 }
 
 /// Lists the kept dumps, newest first.
-async fn list_dumps(RequestHost(host): RequestHost) -> Result<Response> {
+async fn list_kept_dumps(RequestHost(host): RequestHost) -> Result<Response> {
     let dumps = host.kept_dumps().await?;
     Ok(Json(DumpList { dumps }).into_response())
 }
@@ -198,7 +197,6 @@ impl HostRow {
             name: info.name,
             command: info.command,
             started: info.started,
-            // A host that did not reply to `status` counts as one that cannot be profiled.
             profiling: profiling.unwrap_or(Profiling::Unavailable.into()),
             allocators,
         }

@@ -52,8 +52,8 @@ impl FromStr for BaseUrl {
 }
 
 impl BaseUrl {
-    /// Returns whether the value of a header `Origin` is that of the base URL.
-    pub(crate) fn is_origin(&self, origin: &str) -> bool {
+    /// Returns whether `origin`, the value of a header `Origin`, is the base URL's.
+    pub(crate) fn matches_origin(&self, origin: &str) -> bool {
         self.origin.eq_ignore_ascii_case(origin)
     }
 
@@ -79,9 +79,9 @@ impl BaseUrl {
         (rest.is_empty() || rest.starts_with('/')).then_some(rest)
     }
 
-    /// Returns the last component of the path, with a slash: the relative link to the base on a page at the path
-    /// without a final slash.
-    pub(crate) fn last_part(&self) -> String {
+    /// Returns the last component of the path, with a slash: on a page at the path without a final slash, the relative
+    /// link to the path with one.
+    pub(crate) fn last_component_with_slash(&self) -> String {
         let (_, last) = self.path.rsplit_once('/').unwrap_or_default();
         format!("{last}/")
     }

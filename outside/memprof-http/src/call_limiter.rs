@@ -27,9 +27,9 @@ pub(crate) enum CallKind {
 }
 
 impl CallKind {
-    /// Returns the kind of a message; an unknown one counts as long.
+    /// Returns the expected duration of a message's reply; an unknown message counts as long.
     pub(crate) fn for_message(message: &str) -> Self {
-        match memprof_messages::message(message) {
+        match memprof_messages::find_message(message) {
             Some(known) if known.latency == ReplyLatency::Immediate => Self::Quick,
             _ => Self::Long,
         }
@@ -61,12 +61,12 @@ pub(crate) struct CallPermit {
 }
 
 impl CallLimiter {
-    /// Waits for a permit. Fails after [`PERMIT_TIMEOUT`].
+    /// Waits for the permits of one call. Fails as overloaded after [`PERMIT_TIMEOUT`].
     pub(crate) async fn acquire(&self, kind: CallKind) -> Result<CallPermit> {
         self.acquire_within(PERMIT_TIMEOUT, kind).await
     }
 
-    /// Like [`acquire`](Self::acquire), but with another timeout, `limit`. Fails as overloaded after that.
+    /// Like [`acquire`](Self::acquire), but with another timeout, `limit`.
     async fn acquire_within(&self, limit: Duration, kind: CallKind) -> Result<CallPermit> {
         let Ok(permit) = timeout(limit, self.wait_for_permits(kind)).await else {
             let message = "too many requests wait for this host, or for others";
@@ -75,7 +75,8 @@ impl CallLimiter {
         permit.map_err(|error| Problem::internal(error.to_string()))
     }
 
-    /// Waits for the permits of the host and of all hosts. Long calls need a third permit, which all hosts share.
+    /// Waits for a permit of this host, then for those that all hosts share: one for every call, and another one for
+    /// long calls. The host's own comes first, so that calls that wait for it hold no shared permit.
     async fn wait_for_permits(&self, kind: CallKind) -> Result<CallPermit, AcquireError> {
         let (own, long) = match kind {
             CallKind::Quick => (Arc::clone(&self.quick).acquire_owned().await?, None),

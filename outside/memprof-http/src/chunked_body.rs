@@ -19,8 +19,9 @@ const MAX_WAITING_CHUNKS: usize = 2;
 
 type Chunk = Result<Bytes>;
 
-/// Returns the body that `write` writes, on a thread of its own, which waits for a slow reader. An error before the
-/// first chunk is returned; a later one breaks off the connection. Fails as overloaded if no thread can be started.
+/// Returns a body whose bytes `write` writes on a thread of its own; the thread waits for a slow reader. Waits for the
+/// first chunk: an error before it is returned, a later one breaks off the connection. Fails as overloaded if no thread
+/// can be started.
 pub(crate) async fn stream_body(
     write: impl FnOnce(&mut dyn Write) -> Result<()> + Send + 'static,
 ) -> Result<Body> {

@@ -1,10 +1,12 @@
 //! Endpoints that existing scripts call: heap profiling as in five other systems, unchanged.
 
 mod brpc;
+mod command_line;
 mod failure;
 mod go;
 mod greptimedb;
 mod libmtev;
+mod pprof_heap;
 mod symbol;
 mod userver;
 

@@ -37,9 +37,9 @@ where
 {
     let slot = Arc::new(slot);
     let client = Arc::clone(&slot.client);
-    client.record_request_start(peer.is_same_user_or_root());
+    client.record_head_wait(peer.is_same_user_or_root());
     let service = service_fn(|request| {
-        client.record_request_end();
+        client.record_wait_end();
         handle_request(request, peer, Arc::clone(&slot), router.clone())
     });
     let watched = WatchedStream {
@@ -57,7 +57,7 @@ where
             // A client that leaves is not an error of the server.
             Err(error) => log::debug!("a connection ended: {error}"),
         },
-        () = client.wait_for_timeout() => log::debug!("a client was too slow"),
+        () = client.wait_for_timeout_or_eviction() => log::debug!("a client was too slow"),
     }
 }
 
@@ -118,8 +118,8 @@ async fn handle_request(
     }))
 }
 
-/// Discards up to [`MAX_DISCARDED_BYTES`] of the rest of a body: a client that still sends when the connection closes
-/// misses the reply.
+/// Reads and discards up to [`MAX_DISCARDED_BYTES`] of the rest of a body: a client that still sends when the
+/// connection closes misses the reply.
 async fn discard_body(mut body: Incoming, client: &ConnectionState) {
     let mut remaining = MAX_DISCARDED_BYTES;
     client.record_body_wait();
@@ -129,7 +129,7 @@ async fn discard_body(mut body: Incoming, client: &ConnectionState) {
             break;
         }
     }
-    client.record_request_end();
+    client.record_wait_end();
 }
 
 /// Returns the reply if requests and replies need more memory than the server reserves.
@@ -173,7 +173,7 @@ impl HttpBody for RequestBody {
         };
         let Some(frame) = frame.transpose().map_err(axum::Error::new)? else {
             self.body = None;
-            self.client.record_request_end();
+            self.client.record_wait_end();
             return Poll::Ready(None);
         };
         let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -200,7 +200,7 @@ impl HttpBody for RequestBody {
 }
 
 impl Drop for RequestBody {
-    /// Leaves the part of the body that was not read to [`handle_request`].
+    /// Passes the unread part of the body to [`handle_request`], which discards it.
     fn drop(&mut self) {
         let unread = self.body.take().filter(|body| !body.is_end_stream());
         let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -218,7 +218,7 @@ struct ReservedBody {
 }
 
 impl ReservedBody {
-    /// Takes the next part of the pending frame, up to `MAX_PART_BYTES`.
+    /// Removes and returns the next part of the pending frame, up to `MAX_PART_BYTES`.
     fn next_part(&mut self) -> Frame<Bytes> {
         let length = self.pending.len().min(MAX_PART_BYTES);
         Frame::data(self.pending.split_to(length))
@@ -266,9 +266,9 @@ impl HttpBody for ReservedBody {
 }
 
 impl Drop for ReservedBody {
-    /// Records that the reply was passed on, so that the client may send its next request.
+    /// Records that the reply was handed to the connection, so that the client may send its next request.
     fn drop(&mut self) {
-        self.slot.client.record_response_start();
+        self.slot.client.record_next_head_wait();
     }
 }
 

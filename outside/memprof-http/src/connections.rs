@@ -72,9 +72,10 @@ impl AwaitedPart {
 
 impl Connections {
     /// Acquires a slot. If none is free, evicts the client that has made the server wait longest; if none can be
-    /// evicted, acquires a surplus slot, for a refusal. `None` if these are all in use, too.
+    /// evicted, acquires a surplus slot, whose client only receives a 503 reply. `None` if all of those are in use,
+    /// too.
     pub(crate) fn acquire_slot(self: &Arc<Self>) -> Option<ConnectionSlot> {
-        let mut open = self.lock_open();
+        let mut open = self.lock_connections();
         let count = open.iter().filter(|client| client.has_slot()).count();
         let is_surplus = count >= MAX_CONNECTIONS
             && !evict_slowest(&open, Instant::now(), ConnectionState::has_slot);
@@ -90,15 +91,16 @@ impl Connections {
         })
     }
 
-    /// Evicts the connection that has made the server wait longest, because the system has no descriptor for a new one.
+    /// Evicts the connection that has made the server wait longest, so that its descriptor becomes free for a new one.
     pub(crate) fn evict_one(&self) {
-        evict_slowest(&self.lock_open(), Instant::now(), |_| true);
+        evict_slowest(&self.lock_connections(), Instant::now(), |_| true);
     }
 
-    /// Reserves `bytes` more for `client`, evicting slow ones if necessary. Returns false if too many bytes are
+    /// Reserves `bytes` more for `client`, evicting slow connections if necessary. Returns false if too many bytes are
     /// reserved and no connection can be evicted. The first [`ALWAYS_FREE_BYTES`] of a connection are always granted.
+    /// `now` is the time up to which the waits of connections count.
     fn reserve(&self, client: &ConnectionState, bytes: usize, now: Instant) -> bool {
-        let open = self.lock_open();
+        let open = self.lock_connections();
         let own = client.lock_progress().reserved + bytes;
         let total = || {
             open.iter()
@@ -117,13 +119,13 @@ impl Connections {
     }
 
     /// Locks the list of open connections, even if a thread panicked while it held the lock.
-    fn lock_open(&self) -> MutexGuard<'_, Vec<Arc<ConnectionState>>> {
+    fn lock_connections(&self) -> MutexGuard<'_, Vec<Arc<ConnectionState>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Evicts the connection that has made the server wait longest, of those that `may_evict` accepts. Returns false if
-/// there is none.
+/// Evicts the connection that has made the server wait longest, of those that `may_evict` accepts: marks it, and wakes
+/// its task, which closes it. Returns false if there is none.
 fn evict_slowest(
     open: &[Arc<ConnectionState>],
     now: Instant,
@@ -140,7 +142,8 @@ fn evict_slowest(
 }
 
 impl ConnectionState {
-    /// Creates the state of a connection from which nothing is awaited yet. With `is_surplus`, it is only refused.
+    /// Creates the state of a connection from which nothing is awaited yet. With `is_surplus`, its client only receives
+    /// a 503 reply.
     fn new(is_surplus: bool) -> Self {
         Self {
             is_surplus,
@@ -155,19 +158,20 @@ impl ConnectionState {
         }
     }
 
-    /// Records that the client may send a request now. `is_known` if it needs no token.
-    pub(crate) fn record_request_start(&self, is_known: bool) {
+    /// Records that the server waits for the head of the first request from now on. `is_known` if the client needs no
+    /// token.
+    pub(crate) fn record_head_wait(&self, is_known: bool) {
         let mut progress = self.lock_progress();
         progress.is_known = is_known;
         progress.awaited = Some(AwaitedPart::RequestHead(Instant::now()));
     }
 
-    /// Records that the client has sent a whole request.
-    pub(crate) fn record_request_end(&self) {
+    /// Records that the server waits for no part of a request: its head, or all of its body, has arrived.
+    pub(crate) fn record_wait_end(&self) {
         self.lock_progress().awaited = None;
     }
 
-    /// Records that the server waits for more of a request's body; the time counts from the first such wait.
+    /// Records that the server waits for more of a request's body; the wait counts from the first such call.
     pub(crate) fn record_body_wait(&self) {
         let mut progress = self.lock_progress();
         if !matches!(progress.awaited, Some(AwaitedPart::RequestBody(_))) {
@@ -175,13 +179,14 @@ impl ConnectionState {
         }
     }
 
-    /// Records that the reply is being sent: the client may send the next request.
-    pub(crate) fn record_response_start(&self) {
+    /// Records that a reply was handed to the connection: the server waits for the head of the next request from now
+    /// on.
+    pub(crate) fn record_next_head_wait(&self) {
         self.lock_progress().awaited = Some(AwaitedPart::RequestHead(Instant::now()));
     }
 
-    /// Records whether the client accepted bytes of the reply. The first refusal starts the time for which it accepts
-    /// none.
+    /// Records whether the client's socket accepted bytes of the reply. The write timeout counts from the first write
+    /// that it refuses after it accepted one.
     pub(crate) fn record_write(&self, has_accepted: bool) {
         let mut progress = self.lock_progress();
         progress.blocked_since = match progress.blocked_since {
@@ -191,10 +196,10 @@ impl ConnectionState {
     }
 
     /// Waits until the client exceeds a timeout or is evicted.
-    pub(crate) async fn wait_for_timeout(&self) {
+    pub(crate) async fn wait_for_timeout_or_eviction(&self) {
         let timeout = async {
             loop {
-                // Without a deadline now, check again later.
+                // Without a deadline, check again later: one that is set meanwhile is at least as far away.
                 let end = self
                     .deadline()
                     .unwrap_or_else(|| Instant::now() + HEAD_TIMEOUT);
@@ -278,7 +283,7 @@ impl ConnectionSlot {
 impl Drop for ConnectionSlot {
     /// Removes the connection from the open ones.
     fn drop(&mut self) {
-        let mut open = self.clients.lock_open();
+        let mut open = self.clients.lock_connections();
         open.retain(|client| !Arc::ptr_eq(client, &self.client));
     }
 }
@@ -307,7 +312,7 @@ impl MemoryReservation {
 }
 
 impl Drop for MemoryReservation {
-    /// Gives the reserved bytes back.
+    /// Releases the reserved bytes.
     fn drop(&mut self) {
         self.slot.client.lock_progress().reserved -= self.bytes;
     }
@@ -319,7 +324,7 @@ mod tests {
 
     fn acquire_slot(clients: &Arc<Connections>, is_known: bool) -> Arc<ConnectionSlot> {
         let slot = clients.acquire_slot().unwrap();
-        slot.client.record_request_start(is_known);
+        slot.client.record_head_wait(is_known);
         Arc::new(slot)
     }
 
@@ -333,7 +338,7 @@ mod tests {
         let slots: Vec<_> = (0..MAX_CONNECTIONS)
             .map(|_| acquire_slot(&clients, true))
             .collect();
-        slots[0].client.record_request_end();
+        slots[0].client.record_wait_end();
         assert!(!slots.iter().any(|slot| is_evicted(slot)));
         let next = acquire_slot(&clients, true);
         assert!(!next.client.is_surplus);
@@ -358,9 +363,7 @@ mod tests {
         let slots: Vec<_> = (0..MAX_CONNECTIONS)
             .map(|_| acquire_slot(&clients, true))
             .collect();
-        slots
-            .iter()
-            .for_each(|slot| slot.client.record_request_end());
+        slots.iter().for_each(|slot| slot.client.record_wait_end());
         let surplus: Vec<_> = (0..MAX_SURPLUS)
             .map(|_| acquire_slot(&clients, true))
             .collect();
@@ -368,7 +371,7 @@ mod tests {
         // Surplus connections cannot be evicted for a further one.
         surplus
             .iter()
-            .for_each(|slot| slot.client.record_request_end());
+            .for_each(|slot| slot.client.record_wait_end());
         assert!(clients.acquire_slot().is_none());
         drop(slots);
         assert!(!acquire_slot(&clients, true).client.is_surplus);
@@ -384,8 +387,8 @@ mod tests {
             reservations[0].grow(MAX_RESERVED_BYTES / 2)
                 && reservations[1].grow(MAX_RESERVED_BYTES / 2)
         );
-        served.client.record_request_end();
-        slow.client.record_request_end();
+        served.client.record_wait_end();
+        slow.client.record_wait_end();
         let start = Instant::now();
         slow.client.record_write(false);
         // A few bytes are always available, and a client that is briefly busy keeps its slot.
@@ -413,15 +416,15 @@ mod tests {
         let half_body = acquire_slot(&clients, true);
         half_body.client.record_body_wait();
         let not_reading = acquire_slot(&clients, true);
-        not_reading.client.record_request_end();
+        not_reading.client.record_wait_end();
         not_reading.client.record_write(false);
         let half_head = acquire_slot(&clients, true);
         let later = Instant::now() + 2 * EVICTION_GRACE;
         for expected in [&half_head, &half_body, &not_reading] {
-            assert!(evict_slowest(&clients.lock_open(), later, |_| true));
+            assert!(evict_slowest(&clients.lock_connections(), later, |_| true));
             assert!(is_evicted(expected));
         }
-        assert!(!evict_slowest(&clients.lock_open(), later, |_| true));
+        assert!(!evict_slowest(&clients.lock_connections(), later, |_| true));
     }
 
     #[test]
@@ -429,24 +432,24 @@ mod tests {
         let check = |action: fn(&ConnectionState), seconds: Option<u64>| {
             let client = ConnectionState::new(false);
             let start = Instant::now();
-            client.record_request_start(true);
+            client.record_head_wait(true);
             action(&client);
             let wait = client.deadline().map(|end| (end - start).as_secs());
             assert_eq!(wait, seconds);
         };
         check(|_| {}, Some(30));
-        check(ConnectionState::record_request_end, None);
+        check(ConnectionState::record_wait_end, None);
         check(ConnectionState::record_body_wait, Some(60));
         check(
             |client| {
-                client.record_request_end();
+                client.record_wait_end();
                 client.record_write(false);
             },
             Some(30),
         );
         check(
             |client| {
-                client.record_request_end();
+                client.record_wait_end();
                 client.record_write(false);
                 client.record_write(true);
             },
@@ -454,8 +457,8 @@ mod tests {
         );
         check(
             |client| {
-                client.record_request_end();
-                client.record_response_start();
+                client.record_wait_end();
+                client.record_next_head_wait();
             },
             Some(30),
         );
@@ -463,7 +466,7 @@ mod tests {
 
     /// Returns whether the server ends the connection now.
     async fn has_timed_out(client: &ConnectionState) -> bool {
-        let timeout = tokio::time::timeout(Duration::ZERO, client.wait_for_timeout());
+        let timeout = tokio::time::timeout(Duration::ZERO, client.wait_for_timeout_or_eviction());
         timeout.await.is_ok()
     }
 

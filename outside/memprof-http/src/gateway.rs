@@ -64,20 +64,20 @@ impl Gateway {
         }
     }
 
-    /// Returns the host's client, whose calls block and are not limited.
+    /// Returns the host's client. Its calls block, and bypass the limit on concurrent calls.
     pub(crate) fn client(&self) -> &dyn HostClient {
         &*self.client
     }
 
     /// Returns the host's process and name. Fails if the host does not answer.
     pub(crate) async fn host_info(&self) -> Result<HostInfo> {
-        self.call(CallKind::Quick, |client| client.host_info())
+        self.call_host(CallKind::Quick, |client| client.host_info())
             .await
     }
 
     /// Returns the pid of the host's process, in its own PID namespace and in this one.
     pub(crate) async fn process_ids(&self) -> Result<HostProcess> {
-        self.call(CallKind::Quick, |client| {
+        self.call_host(CallKind::Quick, |client| {
             Ok(HostProcess {
                 pid: client.host_info()?.pid,
                 visible_pid: client.visible_pid()?,
@@ -94,7 +94,7 @@ impl Gateway {
     ) -> Result<PluginReply> {
         let args = join_args(args);
         let call = CallKind::for_message(message);
-        self.call(call, move |client| client.send_message(message, &args))
+        self.call_host(call, move |client| client.send_message(message, &args))
             .await
     }
 
@@ -129,7 +129,7 @@ impl Gateway {
     /// Takes a dump that the host keeps, or waits for the one that runs. Returns the reply to `dump`.
     pub(crate) async fn take_dump(&self) -> Result<Arc<DumpReply>> {
         let take = || {
-            let reply = self.run_exclusive(|client| client.send_message("dump", ""));
+            let reply = self.run_dump(|client| client.send_message("dump", ""));
             async move { parse_reply("dump", &reply.await?).map(Arc::new) }
         };
         self.kept_dumps.join_or_start(take).await
@@ -139,7 +139,7 @@ impl Gateway {
     /// dumps, except in hosts with version 0.1 of the plugin.
     pub(crate) async fn take_in_memory_dump(&self) -> Result<OpenDump> {
         let take = || {
-            let response = self.run_exclusive(|client| client.request_dump("dump", "keep=off"));
+            let response = self.run_dump(|client| client.request_dump("dump", "keep=off"));
             async move { into_open_dump(response.await?).map(Arc::new) }
         };
         let opened = match self.in_memory_dumps.join_or_start(take).await {
@@ -158,8 +158,8 @@ impl Gateway {
     }
 
     /// Waits until no other dump of this host runs and the call limiter permits one, then calls `take` on a blocking
-    /// thread. A dump that has started cannot be cancelled.
-    fn run_exclusive<T: Send + 'static>(
+    /// thread. A `take` that has started cannot be cancelled.
+    fn run_dump<T: Send + 'static>(
         &self,
         take: impl FnOnce(&dyn HostClient) -> Result<T, HostUnavailable> + Send + 'static,
     ) -> impl Future<Output = Result<T>> + Send + 'static {
@@ -184,11 +184,12 @@ impl Gateway {
         Ok(stats.into_iter().map(|each| each.report).collect())
     }
 
-    /// Returns the statistics of the allocator with most allocated bytes, as JSON. Single arenas are left out if the
-    /// text with them is longer than the host passes on. Fails if the allocator prints no JSON, or the shorter text is
-    /// too long, too.
+    /// Returns the statistics of the allocator with most allocated bytes, as JSON. If the host cuts the text because it
+    /// is too long, leaves out single arenas and, if necessary, bins, large objects and mutexes too. Fails if the
+    /// allocator prints no JSON, or even the shortest text is too long.
     pub(crate) async fn stats_json(&self) -> Result<String> {
-        // The host truncates a long text, which makes JSON invalid: try again without single arenas.
+        // The host cuts a long text, which makes JSON invalid. Options of malloc_stats_print: J is JSON; a omits single
+        // arenas, b bins, l large objects, x mutexes.
         for opts in ["J", "Ja", "Jablx"] {
             let stats = self.stats(Some(opts)).await?;
             let largest = stats.into_iter().max_by_key(|each| match each.totals {
@@ -215,7 +216,7 @@ impl Gateway {
             return Err(unknown_dump_error(id));
         }
         let argument = id.to_owned();
-        let response = self.call(CallKind::Long, move |client| {
+        let response = self.call_host(CallKind::Long, move |client| {
             client.request_dump("fetch", &format!("id={argument}"))
         });
         into_open_dump(response.await?).map_err(|problem| match problem.is_client_error() {
@@ -226,7 +227,7 @@ impl Gateway {
 
     /// Calls the host on a blocking thread, once the call limiter permits it. The call goes on if the request is
     /// cancelled.
-    async fn call<T: Send + 'static>(
+    async fn call_host<T: Send + 'static>(
         &self,
         kind: CallKind,
         send: impl FnOnce(&dyn HostClient) -> Result<T, HostUnavailable> + Send + 'static,
@@ -252,7 +253,7 @@ impl OpenDump {
     }
 }
 
-/// Returns the dump in a response. Fails if it is an error of the plugin.
+/// Returns the dump in a response. Fails if the response is an error of the plugin.
 fn into_open_dump(response: DumpResponse) -> Result<OpenDump> {
     match response {
         DumpResponse::File { content_type, file } => Ok(OpenDump { content_type, file }),
@@ -280,7 +281,8 @@ fn join_args(args: &[(&str, &str)]) -> String {
     Arguments::join(words.iter().map(String::as_str))
 }
 
-/// Parses the fields of a message's reply. Fails with the plugin's error if it is one, or if it is of another type.
+/// Parses the fields of a message's reply. Fails with the plugin's error if the reply is one, or if it does not fit the
+/// type.
 fn parse_reply<T: DeserializeOwned>(message: &str, reply: &PluginReply) -> Result<T> {
     if reply.status != 0 {
         return Err(Problem::from_reply(reply));

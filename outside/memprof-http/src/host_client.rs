@@ -15,8 +15,8 @@ pub trait HostClient: fmt::Debug + Send + Sync {
     /// The host does not answer.
     fn host_info(&self) -> Result<HostInfo, HostUnavailable>;
 
-    /// Returns the host's process id in this PID namespace, by which /proc shows its files. `None` if its process is not
-    /// visible from here: in a container, [`HostInfo::pid`] is another number, or even another process's.
+    /// Returns the host's process id in this PID namespace, by which /proc shows its files. `None` if its process is
+    /// not visible from here: in a container, [`HostInfo::pid`] is another number, or even another process's.
     ///
     /// # Errors
     /// The host does not answer.

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use memprof_host::client::Client;
 use memprof_host::protocol::HostInfo;
-use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover_within};
+use memprof_host::{DiscoveryScope, RunningHost, UnreachableHost, discover_hosts_within};
 use memprof_messages::ProfilerStatus;
 
 use crate::gateway::Gateway;
-use crate::host_client::HostClient;
+use crate::host_client::{HostClient, HostUnavailable};
 use crate::problem::{Problem, Result};
 use crate::remote_host::{HostSelector, RemoteHost};
 
@@ -75,8 +75,8 @@ impl Hosts {
         Self(HostSource::Single(Arc::new(Gateway::new(target))))
     }
 
-    /// Serves every host that this user may access.
-    pub fn running() -> Self {
+    /// Serves every host that this user may access, as they are discovered when a request needs them.
+    pub fn with_discovered() -> Self {
         Self(HostSource::Discovered(Mutex::default()))
     }
 
@@ -87,7 +87,7 @@ impl Hosts {
             return (self.probe_single().into_iter().collect(), Vec::new());
         };
         let scope = DiscoveryScope::AllProcesses;
-        let found = discover_within(ANSWER_TIMEOUT, scope, query_status);
+        let found = discover_hosts_within(ANSWER_TIMEOUT, scope, query_status);
         let silent = silent_hosts(cache, found.unreachable);
         cache_hosts(cache, found.hosts.iter().map(|(host, _)| host), &silent);
         let listed = found.hosts.into_iter().map(|(host, status)| ListedHost {
@@ -104,10 +104,10 @@ impl Hosts {
             return None;
         };
         // A host that does not answer is not listed.
-        let info = gateway.client().host_info().ok()?;
+        let (pid, info) = query_process(gateway).ok()?;
         let status = gateway.client().send_message("status", "").ok()?;
         Some(ListedHost {
-            pid: info.pid,
+            pid,
             info,
             status: serde_json::from_slice(&status.body).ok(),
         })
@@ -116,25 +116,25 @@ impl Hosts {
     /// Returns all hosts in the order of their process ids, and caches them. A discovered host that does not answer has
     /// no gateway; a single host that does not answer is left out. Blocks for little more than [`ANSWER_TIMEOUT`].
     pub(crate) fn find_all(&self) -> Vec<HostGateway> {
-        self.find_within(ANSWER_TIMEOUT)
+        self.find_all_within(ANSWER_TIMEOUT)
     }
 
     /// Like [`find_all`](Self::find_all), with another timeout.
-    fn find_within(&self, timeout: Duration) -> Vec<HostGateway> {
+    fn find_all_within(&self, timeout: Duration) -> Vec<HostGateway> {
         let cache = match &self.0 {
             HostSource::Discovered(cache) => cache,
             HostSource::Single(gateway) => {
                 // A host that does not answer is not listed.
-                let info = gateway.client().host_info().ok();
-                let found = info.map(|info| HostGateway {
-                    pid: info.pid,
+                let process = query_process(gateway).ok();
+                let found = process.map(|(pid, info)| HostGateway {
+                    pid,
                     name: info.name,
                     gateway: Some(Arc::clone(gateway)),
                 });
                 return found.into_iter().collect();
             }
         };
-        let found = discover_within(timeout, DiscoveryScope::AllProcesses, |_| ());
+        let found = discover_hosts_within(timeout, DiscoveryScope::AllProcesses, |_| ());
         let silent = silent_hosts(cache, found.unreachable);
         let mut all = cache_hosts(cache, found.hosts.iter().map(|(host, ())| host), &silent);
         all.extend(
@@ -158,12 +158,13 @@ impl Hosts {
         }
     }
 
-    /// Returns the only running host. Fails if there is none, or several. Blocks.
-    pub(crate) fn only_running(&self) -> Result<Arc<Gateway>> {
+    /// Returns the only host: without a query if the router serves a single one, else the only discovered one that
+    /// answers within [`SEARCH_TIMEOUT`]. Fails if none answers, or several do. Blocks.
+    pub(crate) fn only_host(&self) -> Result<Arc<Gateway>> {
         if let Some(gateway) = self.single_host() {
             return Ok(gateway);
         }
-        let all = self.find_within(SEARCH_TIMEOUT).into_iter();
+        let all = self.find_all_within(SEARCH_TIMEOUT).into_iter();
         let mut all: Vec<_> = all.filter_map(|host| host.gateway).collect();
         match (all.pop(), all.len()) {
             (Some(only), 0) => Ok(only),
@@ -181,25 +182,26 @@ impl Hosts {
     /// Returns the host of that process. Fails if there is none that this user can reach. Blocks.
     pub(crate) fn find_by_pid(&self, pid: u32) -> Result<Arc<Gateway>> {
         // A cached host is queried first: discovering all may wait for one that is slow.
-        if let Some(host) = self.cached_host(pid).filter(is_same_process) {
+        if let Some(host) = self.cached_host(pid).filter(is_still_same_process) {
             return Ok(host.gateway);
         }
-        let missing = || Problem::no_host(pid);
+        let missing = || Problem::no_host_error(pid);
         let found = match &self.0 {
             // The host may have just started.
             HostSource::Discovered(cache) => {
-                memprof_host::find_by_pid(pid).map(|host| cached_gateway(cache, &host))
+                memprof_host::find_host_by_pid(pid).map(|host| get_or_cache_gateway(cache, &host))
             }
             HostSource::Single(gateway) => {
-                let info = gateway.client().host_info()?;
-                return (info.pid == pid)
+                let (found, _) = query_process(gateway)?;
+                return (found == pid)
                     .then(|| Arc::clone(gateway))
                     .ok_or_else(missing);
             }
         };
         found
             .or_else(|| {
-                let mut all = self.find_within(SEARCH_TIMEOUT).into_iter();
+                // The search above finds only sockets with their default names.
+                let mut all = self.find_all_within(SEARCH_TIMEOUT).into_iter();
                 all.find(|host| host.pid == pid)?.gateway
             })
             .ok_or_else(missing)
@@ -215,8 +217,16 @@ impl Hosts {
     }
 }
 
+/// Queries the process of a host. Its id is that in this PID namespace or, as for a discovered host, its own one if it
+/// is not visible from here. Fails if the host does not answer. Blocks.
+fn query_process(gateway: &Gateway) -> std::result::Result<(u32, HostInfo), HostUnavailable> {
+    let info = gateway.client().host_info()?;
+    let visible = gateway.client().visible_pid()?;
+    Ok((visible.unwrap_or(info.pid), info))
+}
+
 /// Returns whether the host at a cached socket is still the same process, by pid and start. Blocks.
-fn is_same_process(host: &CachedHost) -> bool {
+fn is_still_same_process(host: &CachedHost) -> bool {
     let is_same = |info: HostInfo| info.pid == host.info.pid && info.started == host.info.started;
     host.gateway.client().host_info().is_ok_and(is_same)
 }
@@ -226,7 +236,7 @@ fn query_status(client: &mut Client) -> Option<ProfilerStatus> {
     client.status().ok()
 }
 
-/// Returns the hosts among those not reached that run but did not answer in time. Their names are from the cache or, if
+/// Returns those of the `unreachable` hosts that run but did not answer in time. Their names are from the cache or, if
 /// they never answered, from /proc.
 fn silent_hosts(
     cache: &Mutex<HashMap<u32, CachedHost>>,
@@ -247,7 +257,8 @@ fn silent_hosts(
     silent.collect()
 }
 
-/// Caches the gateways of the hosts found, and returns them. Removes those of all other hosts, except silent ones.
+/// Caches the gateways of the hosts in `found`, and returns them. Removes all other hosts from the cache, except silent
+/// ones.
 fn cache_hosts<'a>(
     cache: &Mutex<HashMap<u32, CachedHost>>,
     found: impl Iterator<Item = &'a RunningHost>,
@@ -256,7 +267,7 @@ fn cache_hosts<'a>(
     let found = found.map(|host| HostGateway {
         pid: host.pid,
         name: host.info.name.clone(),
-        gateway: Some(cached_gateway(cache, host)),
+        gateway: Some(get_or_cache_gateway(cache, host)),
     });
     let found: Vec<_> = found.collect();
     let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
@@ -266,8 +277,12 @@ fn cache_hosts<'a>(
     found
 }
 
-/// Returns the cached gateway of a host, replacing that of an earlier process with its id.
-fn cached_gateway(cache: &Mutex<HashMap<u32, CachedHost>>, host: &RunningHost) -> Arc<Gateway> {
+/// Returns the cached gateway of a host. Creates and caches one if there is none, or only that of an earlier process
+/// with the same id.
+fn get_or_cache_gateway(
+    cache: &Mutex<HashMap<u32, CachedHost>>,
+    host: &RunningHost,
+) -> Arc<Gateway> {
     let new_entry = || {
         let remote = RemoteHost::new(HostSelector::Socket(host.socket.clone()));
         CachedHost {

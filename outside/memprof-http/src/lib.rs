@@ -59,7 +59,7 @@ pub use listen_address::{ListenAddress, ListenAddressError};
 pub use listen_options::{ListenError, ListenOptions};
 pub use listener::{Listener, serve};
 pub use machine::Machine;
-pub use page::{shared_files, whole_page};
+pub use page::{shared_file_routes, whole_page};
 pub use problem::Problem;
 pub use remote_host::{HostSelector, RemoteHost};
 pub use router::{RouterSettings, router, scrape_router, with_access};

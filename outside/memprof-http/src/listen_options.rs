@@ -117,15 +117,15 @@ impl ListenOptions {
         Ok((access, Some(text)))
     }
 
-    /// Listens. Returns also the address for clients: a URL, with `token` in its path if there is one, or a curl
-    /// command for a Unix socket.
+    /// Starts to listen. Returns the listener and the address for clients: a URL, with `token` in its path if there is
+    /// one, or a curl command for a Unix socket.
     ///
     /// # Errors
     /// The address or the path cannot be used.
     pub async fn listen(&self, token: Option<&str>) -> Result<(Listener, String), ListenError> {
         if let Some(path) = &self.socket {
             let name = path.display().to_string();
-            let listener = Listener::unix(path);
+            let listener = Listener::bind_unix(path);
             let listener = listener.map_err(|error| ListenError::Listen(name.clone(), error))?;
             let place = format!("at {name}: curl --unix-socket {name} http://localhost/");
             return Ok((listener, place));
@@ -137,7 +137,7 @@ impl ListenOptions {
         let address = listener.local_addr().map_err(failed)?;
         let prefix = token.map(|token| format!("t/{token}/"));
         let place = format!("http://{address}/{}", prefix.unwrap_or_default());
-        Ok((Listener::tcp(listener), place))
+        Ok((Listener::from_tcp(listener), place))
     }
 }
 

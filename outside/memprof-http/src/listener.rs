@@ -39,7 +39,7 @@ enum AcceptedStream {
 
 impl Listener {
     /// Creates a listener of a TCP socket that listens already.
-    pub fn tcp(listener: TcpListener) -> Self {
+    pub fn from_tcp(listener: TcpListener) -> Self {
         Self {
             socket: ListeningSocket::Tcp(listener),
             _bound: None,
@@ -51,7 +51,7 @@ impl Listener {
     ///
     /// # Errors
     /// Another process listens there, the path is not a socket, or it cannot be used.
-    pub fn unix(path: &Path) -> io::Result<Self> {
+    pub fn bind_unix(path: &Path) -> io::Result<Self> {
         let (socket, bound) = unix_socket::listen(path)?;
         Ok(Self {
             socket: ListeningSocket::Unix(UnixListener::from_std(socket)?),
@@ -68,15 +68,16 @@ impl Listener {
     }
 }
 
-/// Serves until `end`. Connections that are open then last until their runtime is shut down. If a connection cannot be
-/// accepted, the slowest one is evicted.
+/// Accepts and serves connections until the future `end` completes. Those that are open then last until their runtime
+/// is shut down. If a connection cannot be accepted, evicts the slowest one, because the system may have no descriptor
+/// left.
 pub async fn serve(listener: Listener, router: Router, end: impl Future<Output = ()>) {
     let clients = Arc::default();
     let accept = async {
         loop {
             match listener.accept().await {
                 Ok(stream) => {
-                    tokio::spawn(accept_client(stream, Arc::clone(&clients), router.clone()));
+                    tokio::spawn(serve_client(stream, Arc::clone(&clients), router.clone()));
                 }
                 Err(error) => {
                     log::warn!("failed to accept a connection: {error}");
@@ -94,8 +95,8 @@ pub async fn serve(listener: Listener, router: Router, end: impl Future<Output =
     }
 }
 
-/// Serves a connection, or closes it if there is not even a slot for a refusal.
-async fn accept_client(stream: AcceptedStream, clients: Arc<Connections>, router: Router) {
+/// Serves a connection, or closes it if there is not even a surplus slot for a 503 reply.
+async fn serve_client(stream: AcceptedStream, clients: Arc<Connections>, router: Router) {
     let Some(slot) = clients.acquire_slot() else {
         return;
     };

@@ -54,13 +54,13 @@ impl Machine {
         }))
     }
 
-    /// Cancels all running jobs, before the server ends. They leave their processes as they were, which this does not wait
-    /// for.
+    /// Asks all running jobs to end, before the server does, and does not wait for them. Those that sample or search a
+    /// process first undo what they changed in it.
     pub fn cancel_jobs(&self) {
         self.0.jobs.cancel_all();
     }
 
-    /// Routes of the page and of its API, relative to the page.
+    /// Returns the routes of the page's files and of its API, relative to the page.
     pub(crate) fn routes(&self) -> Router<SharedHosts> {
         let api = Router::new()
             .route("/api/v1/processes", get(list_processes))
@@ -69,12 +69,12 @@ impl Machine {
             .route("/api/v1/jobs/{id}/page", get(serve_job_page))
             .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
             .with_state(self.clone());
-        page::machine_files().merge(api)
+        page::machine_file_routes().merge(api)
     }
 }
 
 /// Serves the page of the machine's processes.
-pub(crate) async fn index() -> Html<String> {
+pub(crate) async fn serve_machine_page() -> Html<String> {
     Html(page::whole_page("memprof", "machine.js", INDEX))
 }
 
@@ -100,18 +100,18 @@ async fn list_jobs(State(machine): State<Machine>) -> Json<JobRows> {
     Json(JobRows { jobs })
 }
 
-/// Starts a job. The body is `{"pid": …, "name": …, "action": …}`. Fails if it is malformed, or the job cannot be
-/// started.
+/// Starts a job, and a task that enforces its limits. The body is `{"pid": …, "name": …, "action": …}`. Fails if it is
+/// malformed, or the job cannot be started.
 async fn start_job(State(machine): State<Machine>, body: Bytes) -> Result<Json<JobRow>> {
     let request: JobRequest = serde_json::from_slice(&body)
         .map_err(|error| Problem::invalid(format!("the body is no job: {error}")))?;
     let row = machine.0.jobs.start(&request)?;
     let jobs = Arc::clone(&machine.0.jobs);
-    tokio::spawn(async move { jobs.watch().await });
+    tokio::spawn(async move { jobs.poll_until_done().await });
     Ok(Json(row))
 }
 
-/// Cancels a job. The process is then left as it was, before the job ends.
+/// Cancels a job: its command leaves the process as it was, and then ends. Does not wait for that.
 async fn cancel_job(State(machine): State<Machine>, Path(id): Path<u64>) -> Result<Json<JobRow>> {
     machine.0.jobs.cancel(id).map(Json)
 }

@@ -71,15 +71,16 @@ struct LabelUsageAt {
 }
 
 /// Serves the metrics of one host, without labels for the host.
-pub(crate) async fn host_metrics(RequestHost(host): RequestHost) -> Result<Response> {
-    encode_reply(&build_registry(&[query_host(&host, Vec::new()).await?]))
+pub(crate) async fn serve_host_metrics(RequestHost(host): RequestHost) -> Result<Response> {
+    encode_registry(&build_registry(&[query_host(&host, Vec::new()).await?]))
 }
 
-/// Serves the metrics of all hosts, which are queried at the same time. If this server serves a single host, serves the
-/// page of [`host_metrics`]. For a host that does not answer within [`HOST_TIMEOUT`], there is only `memprof_up` 0.
-pub(crate) async fn all_metrics(State(hosts): State<SharedHosts>) -> Result<Response> {
+/// Serves the metrics of all hosts, which are queried at the same time. If this server serves a single host, serves its
+/// metrics as [`serve_host_metrics`]. For a host that does not answer within [`HOST_TIMEOUT`], there is only
+/// `memprof_up` 0.
+pub(crate) async fn serve_all_metrics(State(hosts): State<SharedHosts>) -> Result<Response> {
     if let Some(only) = hosts.single_host() {
-        return host_metrics(RequestHost(only)).await;
+        return serve_host_metrics(RequestHost(only)).await;
     }
     let found = discover_when_permitted(move || hosts.find_all()).await?;
     let mut queries = JoinSet::new();
@@ -108,19 +109,19 @@ pub(crate) async fn all_metrics(State(hosts): State<SharedHosts>) -> Result<Resp
     let mut registry = build_registry(&replies);
     let help = "Whether the process answered in time";
     add_metric(&mut registry, "memprof_up", help, None, up);
-    encode_reply(&registry)
+    encode_registry(&registry)
 }
 
-/// Queries the metrics of one host; `labels` name it. Fails if the host does not answer, or replies an error. Without a
-/// readable dump, only the memory by label is left out.
+/// Queries the data for one host's metrics; `labels` are added to each of them. Fails if the host does not answer, or
+/// replies with an error. Without a readable dump, only the memory by label is left out.
 async fn query_host(host: &Gateway, labels: Labels) -> Result<HostReplies> {
     let status = host.status().await?;
     let ledger = host.send_typed("ledger", &[]).await?;
-    let stats = allocator_stats(host).await?;
+    let stats = query_allocator_stats(host).await?;
     let label_usage = match status.labels.is_empty() {
         true => None,
         // Dumps come and go: without a readable one, the other metrics are still valid.
-        false => newest_label_usage(host).await.unwrap_or(None),
+        false => read_newest_label_usage(host).await.unwrap_or(None),
     };
     Ok(HostReplies {
         labels,
@@ -132,7 +133,7 @@ async fn query_host(host: &Gateway, labels: Labels) -> Result<HostReplies> {
 }
 
 /// Queries the allocators' totals. `None` if the host is busy, or its allocators have none.
-async fn allocator_stats(host: &Gateway) -> Result<Option<Vec<Stats>>> {
+async fn query_allocator_stats(host: &Gateway) -> Result<Option<Vec<Stats>>> {
     // Omits the long text report, which metrics do not use.
     match host.stats(Some("gmdablxeh")).await {
         Ok(stats) => Ok(Some(stats)),
@@ -154,7 +155,7 @@ fn build_registry(hosts: &[HostReplies]) -> Registry {
 }
 
 /// Encodes metrics in the `OpenMetrics` text format.
-fn encode_reply(registry: &Registry) -> Result<Response> {
+fn encode_registry(registry: &Registry) -> Result<Response> {
     let mut text = String::new();
     encode(&mut text, registry).map_err(|error| Problem::internal(error.to_string()))?;
     Ok(([(CONTENT_TYPE, OPEN_METRICS)], text).into_response())
@@ -254,7 +255,7 @@ fn add_ledger_metrics(registry: &mut Registry, hosts: &[HostReplies]) {
     );
 }
 
-/// Adds one of memprof's own metrics, which is called `memprof_NAME_bytes` for the `name` NAME.
+/// Adds the metric `memprof_NAME_bytes` of memprof's own, where NAME is `name`.
 fn add_bytes_metric(registry: &mut Registry, name: &str, help: &str, values: Vec<(Labels, u64)>) {
     let name = format!("memprof_{name}");
     add_metric(registry, &name, help, Some(Unit::Bytes), values);
@@ -293,8 +294,9 @@ fn jemalloc_totals(host: &HostReplies) -> impl Iterator<Item = (Labels, HeapTota
 /// Most values per label key: each is a time series of its own.
 const MAX_VALUES: usize = 20;
 
-/// Reads the memory by label from the newest heap dump of the process; takes no new dump. `None` if none is kept.
-async fn newest_label_usage(host: &Gateway) -> Result<Option<LabelUsageAt>> {
+/// Reads the memory by label from the newest heap dump of the process; takes no new dump. `None` if no heap dump of it
+/// is kept.
+async fn read_newest_label_usage(host: &Gateway) -> Result<Option<LabelUsageAt>> {
     let pid = host.host_info().await?.pid;
     let mut kept = host.kept_dumps().await?.into_iter();
     let Some(dump) = kept.find(|dump| dump.pid == pid && dump.kind == ProfileKind::Heap) else {

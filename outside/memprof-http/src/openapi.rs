@@ -3,13 +3,13 @@
 use axum::Json;
 use memprof_messages::{
     ArgumentSpec, ArgumentType, DumpList, Effect, EmptyReply, ErrorReply, MessageSpec, ReplyType,
-    message,
+    find_message,
 };
 use schemars::generate::SchemaSettings;
 use schemars::{Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use crate::api::{HostRows, simple_messages};
+use crate::api::{HostRows, forwarded_messages};
 use crate::report_parameters::{FORMS, REPORT_PARAMETERS, ReportValue};
 
 /// A route of the API.
@@ -60,10 +60,10 @@ fn global_routes() -> [Route; 3] {
     ]
 }
 
-/// Describes the routes of the only host, which are below `/host/{pid}` too.
+/// Describes the routes of one host, which are at the root for the only host and below `/host/{pid}` for each.
 fn host_routes() -> Vec<Route> {
-    let mut routes: Vec<_> = simple_messages().map(Route::for_message).collect();
-    routes.extend(message("dump").map(Route::for_message));
+    let mut routes: Vec<_> = forwarded_messages().map(Route::for_message).collect();
+    routes.extend(find_message("dump").map(Route::for_message));
     routes.push(Route::get(
         "/api/v1/dumps",
         "The kept heap profiles, newest first",

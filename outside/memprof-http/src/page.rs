@@ -22,7 +22,7 @@ const STYLE: &str = "text/css; charset=utf-8";
 /// A file: its path relative to the page's, its content type and its text.
 type File = (&'static str, &'static str, &'static str);
 
-/// Files that only the page of a host loads, besides [`shared_files`].
+/// Files that only the page of a host loads, besides [`shared_file_routes`].
 const HOST_FILES: [File; 7] = [
     ("/page.js", SCRIPT, include_str!("page/page.js")),
     ("/dumps.js", SCRIPT, include_str!("page/dumps.js")),
@@ -49,8 +49,8 @@ fn text_route<S: Clone + Send + Sync + 'static>(
     get(async move || ([(CONTENT_TYPE, content_type)], text))
 }
 
-/// Returns memprof's page; with `links_machine`, the link to the page of the machine's processes is visible.
-pub(crate) fn index(links_machine: bool) -> Html<String> {
+/// Returns the page of a host; with `links_machine`, the link to the page of the machine's processes is visible.
+pub(crate) fn host_page(links_machine: bool) -> Html<String> {
     let body = match links_machine {
         true => INDEX.replacen(HIDDEN_LINK, SHOWN_LINK, 1),
         false => INDEX.to_owned(),
@@ -58,7 +58,8 @@ pub(crate) fn index(links_machine: bool) -> Html<String> {
     Html(whole_page("memprof", "page.js", &body))
 }
 
-/// Returns a page of memprof's with that `script` and `body`, which find [`shared_files`] in its directory.
+/// Returns the HTML of one of memprof's pages with that title, script and body. Its directory must serve the script and
+/// the files of [`shared_file_routes`].
 pub fn whole_page(title: &str, script: &str, body: &str) -> String {
     format!(
         include_str!("page/whole.html"),
@@ -68,25 +69,25 @@ pub fn whole_page(title: &str, script: &str, body: &str) -> String {
     )
 }
 
-/// Redirects to the path with a slash; without it, the page's relative links would break.
+/// Redirects the path of a host to the one with a final slash; without it, the page's relative links would break.
 pub(crate) async fn redirect_to_slash(Path(pid): Path<u32>) -> Redirect {
     Redirect::permanent(&format!("{pid}/"))
 }
 
-/// Returns the routes of the files that the page loads.
+/// Returns the routes of the files that the page of a host loads.
 pub(crate) fn routes() -> Router<SharedHosts> {
-    add_file_routes(shared_files(), &HOST_FILES)
+    add_file_routes(shared_file_routes(), &HOST_FILES)
 }
 
 /// Returns the routes of the files that the page of the machine's processes loads.
-pub(crate) fn machine_files() -> Router<SharedHosts> {
+pub(crate) fn machine_file_routes() -> Router<SharedHosts> {
     let script = include_str!("page/machine.js");
-    shared_files().route("/machine.js", text_route(SCRIPT, script))
+    shared_file_routes().route("/machine.js", text_route(SCRIPT, script))
 }
 
 /// Returns the routes of the files that every page loads: `icon.svg`, `page.css`, `api.js`, `words.js`, and the
 /// viewer below `viewer/`.
-pub fn shared_files<S: Clone + Send + Sync + 'static>() -> Router<S> {
+pub fn shared_file_routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let viewer = VIEWER.map(|(name, text)| {
         let kind = if name.ends_with(".css") {
             STYLE

@@ -23,7 +23,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Identifies the user of a client at a Unix socket, as the kernel names it.
+    /// Identifies the user of a client at a Unix socket by the credentials that the kernel reports (`SO_PEERCRED`).
     pub(crate) fn from_unix(stream: &UnixStream) -> Self {
         let credentials = stream.peer_cred();
         let uid = credentials.map(|credentials| credentials.uid());
@@ -60,7 +60,7 @@ impl Peer {
         }
     }
 
-    /// Returns whether the connection is of this process's user, or of root.
+    /// Returns whether the client's user is this process's or root. False if it is unknown.
     pub(crate) fn is_same_user_or_root(self) -> bool {
         let own = rustix::process::geteuid().as_raw();
         self.uid.is_some_and(|uid| uid == own || uid == 0)

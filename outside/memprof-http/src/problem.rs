@@ -91,7 +91,7 @@ impl Problem {
     }
 
     /// Creates the error 404 Not Found, kind `host_gone`: the path names a process that is no host.
-    pub(crate) fn no_host(pid: u32) -> Self {
+    pub(crate) fn no_host_error(pid: u32) -> Self {
         let message = format!("no host runs as pid {pid}");
         Self::new(StatusCode::NOT_FOUND, "host_gone", message)
             .remedy("GET /api/v1/hosts lists the hosts")
@@ -110,8 +110,8 @@ impl Problem {
         self
     }
 
-    /// Returns whether the plugin failed. False if the host did not answer or does not exist, the server is overloaded,
-    /// or there is nothing to show.
+    /// Returns whether the error is the plugin's. That is assumed unless its kind says that the host does not answer or
+    /// does not exist, that the server is overloaded, or that there is nothing to show.
     pub(crate) fn is_host_error(&self) -> bool {
         !matches!(
             self.kind(),
@@ -124,7 +124,8 @@ impl Problem {
         self.error.kind == Kind::InvalidArgument
     }
 
-    /// Converts the error in the plugin's reply; one that cannot be parsed becomes an internal error with its text.
+    /// Converts the error in the plugin's reply; a reply that has none in the expected form becomes an internal error
+    /// with its text.
     pub(crate) fn from_reply(reply: &PluginReply) -> Self {
         let Some(error) = ErrorBody::from_reply(&reply.body) else {
             let message = String::from_utf8_lossy(&reply.body);
@@ -138,7 +139,7 @@ impl Problem {
     }
 }
 
-/// Returns the HTTP status for an error of the plugin: 400 if the request is wrong, 409 if this process cannot serve
+/// Returns the HTTP status for a plugin's kind of error: 400 if the request is wrong, 409 if this process cannot serve
 /// it, 429 if the host is busy, else 500.
 fn status_for(kind: Kind) -> StatusCode {
     match kind {

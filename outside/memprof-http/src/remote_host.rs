@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use memprof_host::client::{Client, ClientError, ReceivedBody};
 use memprof_host::protocol::{Delivery, HostInfo};
 use memprof_host::running_hosts;
-use memprof_messages::{Effect, PLUGIN, message};
+use memprof_messages::{Effect, PLUGIN, find_message};
 
 use crate::host_client::{DumpResponse, HostClient, HostUnavailable, PluginReply, no_dump_error};
 
@@ -44,19 +44,19 @@ impl RemoteHost {
         }
     }
 
-    /// Calls the host. A message without side effects goes over the idle connection, if there is one. If that has ended
-    /// meanwhile, the message is sent again over a new one, but not after a timeout. A message with side effects gets a
-    /// new connection at once: the idle one could lose its reply, and sent again it would act twice.
-    fn call<T>(
+    /// Calls the host. A call without side effects uses the idle connection, if there is one, and is repeated over a
+    /// new one if that has ended meanwhile, but not after a timeout. A call with side effects gets a new connection at
+    /// once: the idle one could lose its reply, and a repeated call would act twice.
+    fn call_host<T>(
         &self,
         effect: Effect,
         send: impl Fn(&mut Client) -> Result<T, ClientError>,
     ) -> Result<T, HostUnavailable> {
         if effect == Effect::ReadOnly
-            && let Some(mut client) = self.take_idle()
+            && let Some(mut client) = self.take_idle_client()
         {
             match send(&mut client) {
-                Ok(reply) => return Ok(self.store_idle(client, reply)),
+                Ok(reply) => return Ok(self.store_idle_client(client, reply)),
                 // A host that was too slow is not asked again.
                 Err(ClientError::Unreachable(error)) if error.kind() != io::ErrorKind::TimedOut => {
                 }
@@ -65,28 +65,28 @@ impl RemoteHost {
         }
         let mut client = self.connect()?;
         let reply = send(&mut client).map_err(host_unavailable_error)?;
-        Ok(self.store_idle(client, reply))
+        Ok(self.store_idle_client(client, reply))
     }
 
     /// Keeps a connection for the next message, and returns `reply` unchanged.
-    fn store_idle<T>(&self, client: Client, reply: T) -> T {
+    fn store_idle_client<T>(&self, client: Client, reply: T) -> T {
         *self.lock_idle() = Some((client, Instant::now()));
         reply
     }
 
     /// Takes the kept connection. `None` if there is none, or it is so old that the host may have closed it.
-    fn take_idle(&self) -> Option<Client> {
+    fn take_idle_client(&self) -> Option<Client> {
         let kept = self.lock_idle().take();
         kept.filter(|(_, since)| since.elapsed() < MAX_IDLE)
             .map(|(client, _)| client)
     }
 
-    /// Locks the kept connection, `None` if there is none, even if a thread panicked while it held the lock.
+    /// Locks the idle connection, even if a thread panicked while it held the lock. It is `None` if there is none.
     fn lock_idle(&self) -> MutexGuard<'_, Option<(Client, Instant)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connects to the socket that the selector names. For a name, connects to its last socket if a host still answers
+    /// Connects to the host that the selector names. For a name, connects to its last socket if a host still answers
     /// there, else discovers the hosts. Fails unless exactly one host has the name.
     fn connect(&self) -> Result<Client, HostUnavailable> {
         let name = match &self.selector {
@@ -111,8 +111,8 @@ impl RemoteHost {
         }
     }
 
-    /// Locks the path of the last socket, `None` if no host was found yet, even if a thread panicked while it held the
-    /// lock.
+    /// Locks the path of the last socket, even if a thread panicked while it held the lock. It is `None` if no host was
+    /// found yet.
     fn lock_last_socket(&self) -> MutexGuard<'_, Option<PathBuf>> {
         self.last_socket
             .lock()
@@ -121,8 +121,8 @@ impl RemoteHost {
 
     /// Sends a message, whose reply may be a file. An unknown message counts as one with side effects.
     fn send(&self, name: &str, args: &str) -> Result<ReceivedBody, HostUnavailable> {
-        let effect = message(name).map_or(Effect::Mutating, |message| message.effect);
-        self.call(effect, |client| {
+        let effect = find_message(name).map_or(Effect::Mutating, |message| message.effect);
+        self.call_host(effect, |client| {
             client.message(PLUGIN, name, args, Some(Delivery::Fd))
         })
     }
@@ -130,11 +130,11 @@ impl RemoteHost {
 
 impl HostClient for RemoteHost {
     fn host_info(&self) -> Result<HostInfo, HostUnavailable> {
-        self.call(Effect::ReadOnly, Client::host)
+        self.call_host(Effect::ReadOnly, Client::host_info)
     }
 
     fn visible_pid(&self) -> Result<Option<u32>, HostUnavailable> {
-        self.call(Effect::ReadOnly, |client| Ok(client.peer().pid))
+        self.call_host(Effect::ReadOnly, |client| Ok(client.peer().pid))
     }
 
     fn send_message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {

@@ -36,7 +36,8 @@ impl RenderCache {
         Ok(report)
     }
 
-    /// Returns the cell of a report, an empty one if it is new, and marks it as the most recently used one.
+    /// Returns the cell of the report under `key`, an empty one if there is none, and marks it as the most recently
+    /// used.
     fn recent_cell(&self, key: &str) -> RenderCell {
         let mut cells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let index = cells.iter().position(|(known, _)| known == key);
@@ -48,7 +49,7 @@ impl RenderCache {
         cell
     }
 
-    /// Removes the least recently used reports beyond `MAX_REPORTS` and `MAX_BYTES`.
+    /// Removes the least recently used reports until at most `MAX_REPORTS` and `MAX_BYTES` remain.
     fn evict_oldest(&self) {
         let mut cells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let size = |cell: &RenderCell| cell.get().map_or(0, Bytes::len);

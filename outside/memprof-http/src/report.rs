@@ -26,7 +26,7 @@ impl ReportQuery {
     }
 
     /// Renders pprof from a new dump that is only in memory, so that frequent requests evict no kept dump. `since`, if
-    /// there is one, is an earlier dump to subtract.
+    /// there is one, is an earlier dump that is subtracted.
     pub(crate) async fn render_in_memory_pprof(
         &self,
         host: &Gateway,
@@ -73,13 +73,18 @@ impl ReportQuery {
                 Ok(format.reply_as(content_type, id, stream_dump(dump).await?))
             }
             FormatSource::Rendered(rendered) => {
-                Ok(format.reply(id, self.cached_report(host, id, rendered).await?))
+                Ok(format.reply(id, self.get_or_render_report(host, id, rendered).await?))
             }
         }
     }
 
     /// Returns a report of a kept dump, rendered or from the cache. The key is the id with all parameters.
-    async fn cached_report(&self, host: &Gateway, id: &str, format: Format) -> Result<Bytes> {
+    async fn get_or_render_report(
+        &self,
+        host: &Gateway,
+        id: &str,
+        format: Format,
+    ) -> Result<Bytes> {
         let options = self.to_options(format)?;
         let key = serde_json::to_string(&(id, self))
             .map_err(|error| Problem::internal(error.to_string()))?;
@@ -125,7 +130,7 @@ pub(crate) async fn stream_new_dump_as_tcmalloc(host: &Gateway) -> Result<Body> 
     stream_as_tcmalloc(host, host.take_in_memory_dump().await?).await
 }
 
-/// Like [`stream_new_dump_as_tcmalloc`], but of a dump of the running process that is open already.
+/// Like [`stream_new_dump_as_tcmalloc`], but streams `dump`, which must be of the host's running process.
 pub(crate) async fn stream_as_tcmalloc(host: &Gateway, dump: OpenDump) -> Result<Body> {
     let sources = Sources::for_process(host.process_ids().await?.visible_pid);
     // The dump is read twice: here for the allocator's addresses, and later to write it.
@@ -137,7 +142,8 @@ pub(crate) async fn stream_as_tcmalloc(host: &Gateway, dump: OpenDump) -> Result
             name: "dump",
             bytes: &mut bytes,
         };
-        let named = memprof_report::read(input, Some(&sources), &Options::default(), &|_, _| {})?;
+        let named =
+            memprof_report::read_profile(input, Some(&sources), &Options::default(), &|_, _| {})?;
         Ok(named.allocator_addresses())
     })
     .await?;
@@ -157,7 +163,7 @@ pub(crate) async fn stream_as_tcmalloc(host: &Gateway, dump: OpenDump) -> Result
 pub(crate) async fn stream_dump(dump: OpenDump) -> Result<Body> {
     chunked_body::stream_body(move |out| {
         let mut dump = BufReader::with_capacity(chunked_body::CHUNK_BYTES, dump.file);
-        memprof_report::export(&mut dump, &Limits::default(), out)?;
+        memprof_report::export_dump(&mut dump, &Limits::default(), out)?;
         Ok(())
     })
     .await
@@ -183,7 +189,8 @@ pub(crate) async fn render_uploaded_flamegraph(host: &Gateway, dump: Bytes) -> R
         },
         ..Options::default()
     };
-    let result = with_render_permit(move || render(&dump, None, process, options)).await;
+    let result =
+        with_render_permit(move || render_loaded_dump(&dump, None, process, options)).await;
     // The dump is the client's, so an unreadable one is an invalid request.
     let svg = result.map_err(|problem| match problem.kind() {
         "internal" => Problem::invalid(problem.error.message),
@@ -267,7 +274,7 @@ pub(crate) async fn with_render_permit<T: Send + 'static>(
 }
 
 /// Returns the time of a dump for pprof, in nanoseconds since 1970; 0, pprof's unknown, if the dump has none.
-fn time_nanos(dump: &DumpOrigin) -> i64 {
+fn dump_time_nanos(dump: &DumpOrigin) -> i64 {
     let taken = humantime::parse_rfc3339(&dump.taken).ok();
     let since = taken.and_then(|taken| taken.duration_since(UNIX_EPOCH).ok());
     let nanos = since.and_then(|since| i64::try_from(since.as_nanos()).ok());
@@ -284,21 +291,21 @@ async fn render_when_permitted(
     let process = host.process_ids().await?;
     with_render_permit(move || {
         let base = base.map(PendingDump::read).transpose()?;
-        render(&dump.read()?, base.as_ref(), process, options)
+        render_loaded_dump(&dump.read()?, base.as_ref(), process, options)
     })
     .await
 }
 
-/// Renders a dump, less `base` if there is one. Uses the binaries of `process` if the dump is its own. Fails with a
-/// contradiction if the options do not fit each other or the dump. Blocks.
-fn render(
+/// Renders a dump; if there is a `base`, subtracts it. Reads the binaries of `process` only if it is the process of the
+/// dump. Fails with a contradiction if the options do not fit each other or the dump. Blocks.
+fn render_loaded_dump(
     dump: &LoadedDump,
     base: Option<&LoadedDump>,
     process: HostProcess,
     mut options: Options,
 ) -> Result<Bytes> {
-    options.time_nanos = time_nanos(&dump.origin);
-    options.base_time_nanos = base.map_or(0, |base| time_nanos(&base.origin));
+    options.time_nanos = dump_time_nanos(&dump.origin);
+    options.base_time_nanos = base.map_or(0, |base| dump_time_nanos(&base.origin));
     // A running process's files belong only to its own dumps.
     let is_own = dump.origin.pid == process.pid;
     let sources = Sources::for_process(process.visible_pid.filter(|_| is_own));
@@ -314,7 +321,7 @@ fn render(
     });
     let mut out = Vec::new();
     let sources = std::slice::from_ref(&sources);
-    memprof_report::report(input, base, sources, &options, &|_, _| {}, &mut out).map_err(
+    memprof_report::write_report(input, base, sources, &options, &|_, _| {}, &mut out).map_err(
         |error| match error.kind() {
             // Each parameter was valid when it was parsed.
             ErrorKind::Usage => Problem::contradiction(error.to_string()),

@@ -103,8 +103,8 @@ pub(crate) const FORMS: &[(&str, &str)] = &[
     ),
     (
         "labels",
-        // Printable characters but `%`, `,`, `:` and `=`; behind a colon, the index of an attribute up to 254. The first
-        // key does not begin as a number does.
+        // Printable characters but `%`, `,`, `:` and `=`; behind a colon, the index of an attribute up to 254. The
+        // first key does not begin as a number does.
         r"^[!-$&-*/;<>-~][!-$&-+\--9;<>-~]{0,63}(:(25[0-4]|2[0-4][0-9]|1?[0-9]{1,2}))?(,[!-$&-+\--9;<>-~]{1,64}(:(25[0-4]|2[0-4][0-9]|1?[0-9]{1,2}))?){0,7}$",
     ),
     (

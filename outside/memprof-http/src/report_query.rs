@@ -57,15 +57,15 @@ impl ReportQuery {
                 focus: compile(&self.focus)?,
                 ignore: compile(&self.ignore)?,
             },
-            origin_rules: self.origin_rules()?,
-            label: self.label_filter()?,
+            origin_rules: self.parse_origin_rules()?,
+            label: self.parse_label_filter()?,
             by: self.by.clone(),
             ..Options::default()
         })
     }
 
     /// Parses the parameter `label`, `KEY=VALUE`. `None` if it is absent. Fails if it has no `=`.
-    fn label_filter(&self) -> Result<Option<Label>> {
+    fn parse_label_filter(&self) -> Result<Option<Label>> {
         let label = self.label.as_deref().map(str::parse).transpose();
         label.map_err(|problem: String| {
             Problem::invalid(problem).remedy("an example: label=route=/search")
@@ -73,7 +73,7 @@ impl ReportQuery {
     }
 
     /// Parses the rules for code origins. Fails if `flat` contradicts the others, or a pattern is invalid.
-    fn origin_rules(&self) -> Result<OriginRules> {
+    fn parse_origin_rules(&self) -> Result<OriginRules> {
         let flat = parse_on_off("flat", self.flat.as_deref())?.unwrap_or(false);
         if flat && (self.own.is_some() || self.plumbing.is_some()) {
             return Err(Problem::contradiction(

@@ -54,7 +54,7 @@ impl RequestArguments {
         Ok(arguments)
     }
 
-    /// Whether the request has no argument, neither in its query nor in its body.
+    /// Returns whether the request has no argument, neither in its query nor in its body.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -36,7 +36,7 @@ impl FromRequestParts<SharedHosts> for RequestHost {
         let hosts = Arc::clone(hosts);
         let found = match (pid, hosts.single_host()) {
             (None, Some(only)) => Ok(only),
-            (None, None) => discover_when_permitted(move || hosts.only_running()).await?,
+            (None, None) => discover_when_permitted(move || hosts.only_host()).await?,
             (Some(Ok(pid)), _) => discover_when_permitted(move || hosts.find_by_pid(pid)).await?,
             (Some(Err(_)), _) => Err(Problem::not_found("a host is named by its pid")),
         };

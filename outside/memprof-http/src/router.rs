@@ -31,7 +31,7 @@ pub fn router(hosts: Hosts, settings: RouterSettings) -> Router {
         .merge(api::routes())
         .merge(settings.compat.routes());
     let links_machine = settings.machine.is_some();
-    let index = get(async move || page::index(links_machine));
+    let index = get(async move || page::host_page(links_machine));
     let routes = Router::new()
         .route("/", index.clone())
         .merge(host_routes.clone())
@@ -44,7 +44,7 @@ pub fn router(hosts: Hosts, settings: RouterSettings) -> Router {
     let routes = match settings.machine {
         Some(machine) => routes
             .route("/machine", get(async || Redirect::permanent("machine/")))
-            .route("/machine/", get(machine::index))
+            .route("/machine/", get(machine::serve_machine_page))
             .nest("/machine", machine.routes()),
         None => routes,
     };
@@ -65,19 +65,19 @@ pub fn scrape_router(hosts: Hosts, access: Access) -> Router {
 /// Applies the rules of access to `routes`, which get paths without the token.
 pub fn with_access(routes: Router, access: Access) -> Router {
     // Around the router, not in it: the token is removed from the path before routing.
-    let guard = axum::middleware::from_fn_with_state(Arc::new(access), access::guard);
+    let guard = axum::middleware::from_fn_with_state(Arc::new(access), access::guard_access);
     Router::new().fallback_service(routes).layer(guard)
 }
 
 /// Returns the routes of the metrics of all hosts and of each, and of the list of scrape targets.
 fn metrics_routes() -> Router<SharedHosts> {
     Router::new()
-        .route("/metrics", get(metrics::all_metrics))
-        .route("/host/{host_pid}/metrics", get(metrics::host_metrics))
+        .route("/metrics", get(metrics::serve_all_metrics))
+        .route("/host/{host_pid}/metrics", get(metrics::serve_host_metrics))
         .route("/targets", get(scrape_targets::serve_targets))
 }
 
-/// Adds the reply for unknown paths, and the shared state.
+/// Adds the replies for unknown paths and for methods that a path does not take, and the shared state `hosts`.
 fn finish_routes(routes: Router<SharedHosts>, hosts: Hosts) -> Router {
     let shared: SharedHosts = Arc::new(hosts);
     routes

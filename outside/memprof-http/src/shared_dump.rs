@@ -21,13 +21,13 @@ impl<T> Default for SharedDump<T> {
 }
 
 impl<T: Send + Sync + 'static> SharedDump<T> {
-    /// Waits for the running dump, or starts one. The dump goes on when all requests for it are cancelled: a second
-    /// one would find the host busy.
+    /// Waits for the running dump, or starts one with `take`, and returns its result. The dump goes on when all
+    /// requests for it are cancelled: a second one would find the host busy.
     pub(crate) async fn join_or_start<F>(&self, take: impl FnOnce() -> F) -> DumpResult<T>
     where
         F: Future<Output = DumpResult<T>> + Send + 'static,
     {
-        let mut outcome = self.running_or_new(take);
+        let mut outcome = self.join_or_spawn(take);
         let ended = outcome.wait_for(Option::is_some).await;
         match ended.ok().and_then(|outcome| outcome.clone()) {
             Some(outcome) => outcome,
@@ -35,8 +35,8 @@ impl<T: Send + Sync + 'static> SharedDump<T> {
         }
     }
 
-    /// Returns the receiver of the running dump, or starts one.
-    fn running_or_new<F>(&self, take: impl FnOnce() -> F) -> DumpReceiver<T>
+    /// Returns the receiver of the running dump. If none runs, spawns a task that takes one.
+    fn join_or_spawn<F>(&self, take: impl FnOnce() -> F) -> DumpReceiver<T>
     where
         F: Future<Output = DumpResult<T>> + Send + 'static,
     {

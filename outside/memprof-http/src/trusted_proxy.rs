@@ -41,7 +41,7 @@ impl ProxyNetwork {
 /// `-Port` and `-Prefix`, and `Forwarded` (RFC 7239). Of several values the last one counts, which the nearest proxy
 /// has added. If they name no host, `Host` counts; if no scheme, http. `None` if the proxy adds none of them. Fails if
 /// the headers form no valid address.
-pub(crate) fn forwarded_base(headers: &HeaderMap) -> Result<Option<BaseUrl>> {
+pub(crate) fn forwarded_base_url(headers: &HeaderMap) -> Result<Option<BaseUrl>> {
     let last = |name: &str| {
         let value = headers.get_all(name).into_iter().next_back()?;
         // A value that is not ASCII makes the address invalid.
@@ -112,7 +112,7 @@ mod tests {
             let name: HeaderName = name.parse().unwrap();
             (name, HeaderValue::from_str(value).unwrap())
         });
-        forwarded_base(&headers.collect())
+        forwarded_base_url(&headers.collect())
     }
 
     #[test]

@@ -7,8 +7,10 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use memprof_host::socket_dir::check_parent;
-use memprof_host::socket_dir::lock::{is_socket, lock, lock_path, refuses_connections};
+use memprof_host::socket_dir::check_socket_parent;
+use memprof_host::socket_dir::lock::{
+    is_socket, lock_file_path, lock_socket_path, refuses_connections,
+};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -29,9 +31,9 @@ pub(crate) struct BoundPath {
 /// cannot be used.
 pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, BoundPath)> {
     let directory = path.parent().filter(|parent| *parent != Path::new(""));
-    check_parent(directory.unwrap_or(Path::new(".")))?;
-    let lock = lock(path)?;
-    remove_stale(path)?;
+    check_socket_parent(directory.unwrap_or(Path::new(".")))?;
+    let lock = lock_socket_path(path)?;
+    remove_stale_socket(path)?;
     let socket = bind_private(path)?;
     let bound = BoundPath {
         path: path.to_owned(),
@@ -43,7 +45,7 @@ pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, BoundPath)> {
 
 /// Removes a socket at which no process listens. Does nothing if the path does not exist. Fails if the path is not a
 /// socket, or another process listens there.
-fn remove_stale(path: &Path) -> io::Result<()> {
+fn remove_stale_socket(path: &Path) -> io::Result<()> {
     let metadata = match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         metadata => metadata?,
@@ -75,10 +77,10 @@ impl Drop for BoundPath {
     fn drop(&mut self) {
         let metadata = self.path.symlink_metadata();
         if metadata.is_ok_and(|metadata| file_identity(&metadata) == self.identity) {
-            remove(&self.path);
+            remove_file_or_log(&self.path);
         }
         // Removed last, while the lock is held.
-        remove(&lock_path(&self.path));
+        remove_file_or_log(&lock_file_path(&self.path));
     }
 }
 
@@ -88,7 +90,7 @@ fn file_identity(metadata: &Metadata) -> (u64, u64) {
 }
 
 /// Removes a file; a failure is logged.
-fn remove(path: &Path) {
+fn remove_file_or_log(path: &Path) {
     if let Err(error) = std::fs::remove_file(path) {
         log::warn!("failed to remove {}: {error}", path.display());
     }

@@ -1,7 +1,7 @@
 //! Analysis of a process at one moment: a snapshot with its heap and its roots.
 
 use std::mem;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use memprof_ptrace::Refusal;
 use memprof_ptrace::process::ProcStatus;
@@ -74,6 +74,8 @@ pub struct AnalysisReport {
     pub allocators: Vec<&'static str>,
     /// Resident memory of the process, in bytes.
     pub rss: u64,
+    /// Time of the last snapshot. `None` if none was taken.
+    pub taken: Option<SystemTime>,
     /// Time for which all threads were stopped, one per snapshot.
     pub stopped: Vec<Duration>,
     /// Estimated pause of the last snapshot.
@@ -133,7 +135,9 @@ impl AnalysisReport {
 
     /// Takes a snapshot, analyzes it, calls `work` with the analysis, and releases the snapshot. Returns the result of
     /// `work`. If the heap is inconsistent, takes a new snapshot instead; the last of [`MAX_ATTEMPTS`] is given to
-    /// `work` in any case, with a note. Fails with `SilentMemory` if a page of the memory does not arrive in time.
+    /// `work` in any case, and the report then lists the inconsistent parts. Warns of a copy that stays as a zombie.
+    /// Fails with `SilentMemory` if a page of the memory does not arrive in time, with `CopyEnded` if the copy was killed,
+    /// and with the error of a step that fails.
     pub(crate) fn with_snapshot<T>(
         &mut self,
         target: &CopyTarget,
@@ -145,12 +149,12 @@ impl AnalysisReport {
             progress(Phase::Snapshot);
             // The snapshot gets half of the budget; the other half is for data about the objects.
             let max_bytes = self.budget.remaining() / 2;
-            let snapshot = target.snapshot(options.max_pause, max_bytes)?;
+            let snapshot = target.take_snapshot(options.max_pause, max_bytes)?;
             self.stopped.push(snapshot.stopped);
             self.estimate = self.estimate.max(snapshot.estimate);
             progress(Phase::WalkHeap);
             let mut memories = Vec::new();
-            let done = self.analyze(&snapshot).and_then(|analyzed| {
+            let done = self.analyze_snapshot(&snapshot).and_then(|analyzed| {
                 memories.extend(analyzed.view.memories());
                 // The heap was inconsistent; retry with a new snapshot.
                 match analyzed.unproven.is_empty() || attempt == MAX_ATTEMPTS {
@@ -162,10 +166,11 @@ impl AnalysisReport {
                 }
             });
             // An analysis is void if some of the memory could not be read.
-            let done = match memories
+            let is_responsive = memories
                 .iter()
-                .all(|memory| memory.require_responsive_memory().is_ok())
-            {
+                .all(|memory| memory.require_responsive_memory().is_ok());
+            let done = match is_responsive {
+                true if snapshot.has_copy_ended() => Err(Error::CopyEnded),
                 true => done,
                 false => Err(Refusal::SilentMemory { pid: snapshot.pid }.into()),
             };
@@ -183,7 +188,7 @@ impl AnalysisReport {
 
     /// Adds a warning, unless the report has it already.
     pub(crate) fn add_warning(&mut self, message: String) {
-        warn(&mut self.warnings, message);
+        push_warning(&mut self.warnings, message);
     }
 
     /// Lists each inconsistent part of the heap as memory in which no leak is reported.
@@ -209,7 +214,8 @@ impl AnalysisReport {
         self.unsearched.iter().any(|part| part.role == role)
     }
 
-    /// Finds the interpreters of Python. `None` if none runs, or if one cannot be read, of which it warns.
+    /// Finds the interpreters of Python. `None` if none runs. Also `None` if one cannot be read, with a warning in the
+    /// report.
     fn find_interpreters(&mut self, view: &SnapshotMemory) -> Option<Interpreters> {
         Interpreters::find(view).unwrap_or_else(|reason| {
             self.add_warning(format!(
@@ -219,17 +225,19 @@ impl AnalysisReport {
         })
     }
 
-    /// Walks the heap of a snapshot and finds its roots. Records counts, allocators and what is not searched in this
-    /// report. Fails with `NoHeap` if the process has no heap that memprof can read. Fails with `Memory` if the search
-    /// needs more than `--max-memory`. Also fails if the snapshot cannot be read.
-    pub(crate) fn analyze<'a>(
+    /// Walks the heap of a snapshot, which was just taken, and finds its roots. Records the time, the allocators, the
+    /// number of objects, warnings and what is not searched in this report. Fails with `NoHeap` if the process has no
+    /// heap that memprof can read, with `Memory` if the search needs more than `--max-memory`, and if the snapshot
+    /// cannot be read.
+    pub(crate) fn analyze_snapshot<'a>(
         &mut self,
         snapshot: &'a Snapshot,
     ) -> Result<AnalyzedSnapshot<'a>, Error> {
+        self.taken = Some(SystemTime::now());
         let view = SnapshotMemory::open(snapshot)?;
         // A copy, because the reservations end with this snapshot.
         let mut budget = self.budget;
-        budget.reserve(snapshot.uncopied.memory() + snapshot.shared.memory())?;
+        budget.reserve(snapshot.uncopied.memory_size() + snapshot.shared.memory_size())?;
         let mut python = self.find_interpreters(&view);
         let pool_size = python.as_ref().map(Interpreters::pool_size);
         let (allocators, mut heap) =
@@ -247,7 +255,7 @@ impl AnalysisReport {
         let mut objects = Objects::new(heap.spans);
         objects.exclude_cached(&heap.cached);
         objects.mark_without_scan(&heap.opaque);
-        let types = python.as_ref().map(|python| python.types(&view));
+        let types = python.as_ref().map(|python| python.new_type_reader(&view));
         if let Some(mut types) = types.or_else(|| PythonTypes::without_layout(&view)) {
             types.record_gc_heads(&objects, &mut budget)?;
             if let Some(warning) = types.type_warning() {
@@ -283,7 +291,7 @@ impl AnalysisReport {
 }
 
 /// Adds a warning unless it is in the list.
-fn warn(warnings: &mut Vec<String>, message: String) {
+fn push_warning(warnings: &mut Vec<String>, message: String) {
     if !warnings.contains(&message) {
         warnings.push(message);
     }

@@ -53,14 +53,22 @@ pub struct TypeTotals {
 /// # Errors
 /// A reason why the process was not analyzed; it runs on as before. `NoPython`: it has no interpreter that memprof can
 /// read.
-pub fn census(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Result<Census, Error> {
+pub fn take_census(
+    pid: u32,
+    options: AnalysisOptions,
+    progress: OnPhase<'_>,
+) -> Result<Census, Error> {
     let program = ProgramWatch::open(pid);
-    let census = take_census(pid, options, progress);
-    census.map_err(|error| program.explain_error(error, Error::is_transient))
+    let census = count_in_snapshot(pid, options, progress);
+    census.map_err(|error| program.explain_error(error, Error::may_be_exit_or_exec))
 }
 
-/// Counts the objects like [`census`], but without an explanation of the errors of a process that ends meanwhile.
-fn take_census(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Result<Census, Error> {
+/// Like [`take_census`], but does not explain the errors of a process that ends meanwhile.
+fn count_in_snapshot(
+    pid: u32,
+    options: AnalysisOptions,
+    progress: OnPhase<'_>,
+) -> Result<Census, Error> {
     let target = CopyTarget::inspect(pid)?;
     let mut report = AnalysisReport::new(&target.status, options);
     let census = report.with_snapshot(&target, options, progress, |report, analyzed| {
@@ -79,9 +87,9 @@ fn count_objects(
 ) -> Result<Census, Error> {
     let view = &analyzed.view;
     let interpreters = analyzed.python.as_ref().ok_or(Error::NoPython)?;
-    let mut types = interpreters.types(view);
+    let mut types = interpreters.new_type_reader(view);
     let mut census = Census {
-        minor: interpreters.minor(),
+        minor: interpreters.minor_version(),
         pools: interpreters
             .pools
             .iter()
@@ -102,25 +110,25 @@ fn count_objects(
         let unread_before = types.unread_types();
         let Some((prefix, found)) = types.find_type(&mut memory, &object) else {
             if types.unread_types() > unread_before {
-                unread.untyped.add(object.size());
+                unread.untyped.add_item(object.size());
             }
             continue;
         };
         let start = object.range.start + prefix;
         let size = size_of_object(view, &mut memory, interpreters, start, &found);
-        // Without the data of debug hooks, which are none of the object's.
-        let own_prefix = found.prefix(Some(interpreters.minor()));
+        // Without the data of Python's debug hooks (`PYTHONMALLOC=debug`), which do not belong to the object.
+        let own_prefix = found.prefix_size(Some(interpreters.minor_version()));
         let bytes = size
             .as_ref()
             .map(|size| counted_bytes(size, own_prefix, &object, &analyzed.objects));
         match &size {
             Some(size) => unread.add_foreign_tables(size, &analyzed.objects, view),
-            None => unread.inconsistent.add(object.size()),
+            None => unread.inconsistent.add_item(object.size()),
         }
         let bytes = bytes.unwrap_or_else(|| object.size());
         let is_new = counts.len() >= MAX_TYPES && !counts.contains_key(&found.name);
         let name = if is_new {
-            unread.other_types.add(bytes);
+            unread.other_types.add_item(bytes);
             OTHER_TYPES.into()
         } else {
             found.name
@@ -145,12 +153,12 @@ fn count_objects(
     Ok(census)
 }
 
-/// Bytes of an object, of its `prefix` in front of it, and of its tables. Each part counts at most up to the end of its
-/// memory in the heap; a table outside the heap counts 0.
+/// Returns the bytes of an object and of the `prefix` bytes in front of it, at most the size of its memory, and the
+/// bytes of its tables, each at most up to the end of its memory. A table outside the heap counts 0.
 fn counted_bytes(size: &ObjectSize, prefix: u64, object: &Object, objects: &Objects) -> u64 {
     let own = size.own.saturating_add(prefix).min(object.size());
     let tables = size.tables.iter().flatten().map(|(table, size)| {
-        let memory = objects.object(*table);
+        let memory = objects.object_at(*table);
         memory.map_or(0, |memory| (memory.range.end - table).min(*size))
     });
     own + tables.sum::<u64>()

@@ -1,7 +1,7 @@
 //! Pointers that a program disguises: with a tag in their upper bits, shifted, byte-swapped, in 32 bits, at an address
-//! that is no multiple of 4, or mangled by glibc; also the `XOR`ed neighbours of a list's node. An object that only such
-//! a word holds is no proven leak. Complements (`~p`) hold nothing: programs store them so that a search does not count
-//! them, as weak references.
+//! that is no multiple of 4, mangled by glibc, or as an interpreter's number; also the `XOR`ed neighbours of a list's
+//! node. An object that only such a word holds is no proven leak. Complements (`~p`) hold nothing: programs store them so
+//! that a search does not count them, as weak references.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -10,19 +10,21 @@ use crate::analysis::AnalyzedSnapshot;
 use crate::error::Error;
 use crate::objects::Objects;
 use crate::resident_pages::PAGE_SIZE;
+use crate::saved_contexts::{MANGLE_ROTATION, SavedContexts};
 use crate::snapshot_memory::{BLOCK_SIZE, CachedReader, SnapshotMemory};
+use crate::words::word_between;
 use crate::xor_lists::mark_xor_lists;
 
 /// Bits of an address in user space.
 const ADDRESS_BITS: u32 = 47;
 /// Bits below an address that a tag shifted in: those of `PackedSyncPtr` in Folly, and of lists without locks.
 const SHIFT: u32 = 16;
+/// Bits of a digit in `CPython`'s integers (`PyLong_SHIFT`), each of which takes 32.
+const DIGIT_BITS: u32 = 30;
 /// End of the addresses that a word of 32 bits can have.
 const LOW_END: u64 = 1 << 32;
 /// Distance of the pointer guard from the thread's control block (`tcbhead_t` of glibc).
 const POINTER_GUARD_OFFSET: u64 = 0x30;
-/// Rotation of `PTR_MANGLE` in glibc, to the left.
-const MANGLE_ROTATION: u32 = 17;
 /// Bytes at an object's start to which a disguised pointer may point: a header of the program's own. More would make
 /// large objects appear held by any number.
 const MAX_HEADER_SIZE: u64 = 64;
@@ -60,7 +62,8 @@ struct Decoder<'a> {
 }
 
 impl<'a> Decoder<'a> {
-    /// Decoder of pointers to `objects`. `guards` are the values with which glibc mangles pointers in the process.
+    /// Creates a decoder of pointers to `objects`, and finds the highest bytes of the unreachable ones' addresses.
+    /// `guards` are the values with which glibc mangles pointers in the process.
     fn new(guards: BTreeSet<u64>, objects: &'a Objects) -> Self {
         Self {
             objects,
@@ -73,26 +76,33 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Marks the unreachable objects to which the words of a block point in disguise, and calls `found` with the start of
-    /// each. `has_new_owner`: also by plain pointers, because the block is that of an object that was just found.
-    fn mark_block(&self, block: &[u8], has_new_owner: bool, found: &mut impl FnMut(u64)) {
+    /// Marks the unreachable objects to which the words of a block point in disguise, and calls `found` with the start
+    /// of each. If `has_new_owner`, also marks those to which plain pointers point: the block is that of an object that
+    /// was just marked, so nothing has followed its pointers.
+    fn mark_from_block(&self, block: &[u8], has_new_owner: bool, found: &mut impl FnMut(u64)) {
         let mut before = 0;
         for word in block.chunks_exact(8) {
             let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-            let start = match has_new_owner && self.objects.may_contain(word) {
-                true => self.objects.mark(word),
-                false => self.mark(word),
+            let is_plain = |word| has_new_owner && self.objects.may_contain(word);
+            let start = match is_plain(word) {
+                true => self.objects.mark_target(word),
+                false => self.mark_from_word(word),
             };
             start.into_iter().for_each(&mut *found);
-            self.mark_unaligned(before, word, found);
+            let packed = Some(word_between(before, word)).filter(|packed| is_plain(*packed));
+            let start = packed.and_then(|packed| self.objects.mark_target(packed));
+            start.into_iter().for_each(&mut *found);
+            self.mark_from_unaligned(before, word, found);
             before = word;
         }
     }
 
-    /// Marks the unreachable objects near whose starts a pointer at no multiple of 4 points, whose sixth byte lies in
-    /// `word`. Calls `found` with the start of each. `before` is the word in front of it.
-    fn mark_unaligned(&self, before: u64, word: u64, found: &mut impl FnMut(u64)) {
+    /// Marks the unreachable objects to whose first bytes pointers point that lie at no multiple of 4, and calls
+    /// `found` with the start of each. Finds the pointers whose highest byte, the sixth, is in `word`; their lower
+    /// bytes may be in `before`, the word in front of it.
+    fn mark_from_unaligned(&self, before: u64, word: u64, found: &mut impl FnMut(u64)) {
         for top in &self.top_bytes {
+            // Sets the upper bit of each byte of `word` that equals the sixth byte, among those that may be one.
             let difference = word ^ top;
             let mut equal = difference.wrapping_sub(EACH_BYTE) & !difference & UNALIGNED_TOP_BYTES;
             while equal != 0 {
@@ -102,7 +112,7 @@ impl<'a> Decoder<'a> {
                 let address = (pair >> shift) as u64 & ((1 << (ADDRESS_BITS + 1)) - 1);
                 // The lower bytes of other addresses and numbers often are addresses below 4 GiB.
                 let start = (address >= LOW_END)
-                    .then(|| self.mark_near(address))
+                    .then(|| self.mark_near_start(address))
                     .flatten();
                 start.into_iter().for_each(&mut *found);
                 equal &= equal - 1;
@@ -110,26 +120,27 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Marks the unreachable object to whose first [`MAX_HEADER_SIZE`] bytes an address points. Returns its start; `None`
-    /// if there is none.
-    fn mark_near(&self, address: u64) -> Option<u64> {
+    /// Marks the object to whose first [`MAX_HEADER_SIZE`] bytes an address points, unless it was marked before.
+    /// Returns its start; `None` if nothing was marked.
+    fn mark_near_start(&self, address: u64) -> Option<u64> {
         if !self.objects.may_contain(address) {
             return None;
         }
         let start = self.objects.unmarked_start(address)?;
         let is_near = address - start < MAX_HEADER_SIZE;
-        is_near.then(|| self.objects.mark(start)).flatten()
+        is_near.then(|| self.objects.mark_target(start)).flatten()
     }
 
-    /// Marks the unreachable object to which a word points in disguise: by one of its halves, with a tag, shifted, or
-    /// mangled by glibc. Returns its start, `None` if there is none.
-    fn mark(&self, word: u64) -> Option<u64> {
-        self.mark_half(word).or_else(|| self.mark_encoded(word))
+    /// Marks the unreachable object to which a word points in disguise: by one of its halves, or encoded
+    /// ([`Self::mark_from_encoded`]). Returns its start; `None` if there is none.
+    fn mark_from_word(&self, word: u64) -> Option<u64> {
+        self.mark_from_half(word)
+            .or_else(|| self.mark_from_encoded(word))
     }
 
     /// Marks the unreachable object whose start is the lower or upper 32 bits of a word. Returns that start; `None` if
     /// there is none, or no object lies below 4 GiB.
-    fn mark_half(&self, word: u64) -> Option<u64> {
+    fn mark_from_half(&self, word: u64) -> Option<u64> {
         if !self.has_low_objects || word < LOW_END {
             return None;
         }
@@ -138,12 +149,12 @@ impl<'a> Decoder<'a> {
             .filter(|address| self.objects.may_contain(*address))
             // Among numbers of 32 bits, many are addresses in an object.
             .filter(|address| self.objects.unmarked_start(*address) == Some(*address))
-            .find_map(|start| self.objects.mark(start))
+            .find_map(|start| self.objects.mark_target(start))
     }
 
     /// Marks the unreachable object near whose start a word points with a tag in its upper bits, shifted, byte-swapped,
-    /// or mangled by glibc. Returns its start; `None` if there is none.
-    fn mark_encoded(&self, word: u64) -> Option<u64> {
+    /// mangled by glibc, or as an interpreter's number. Returns its start; `None` if there is none.
+    fn mark_from_encoded(&self, word: u64) -> Option<u64> {
         // A plain pointer or a small number.
         if word >> ADDRESS_BITS == 0 {
             return None;
@@ -154,16 +165,32 @@ impl<'a> Decoder<'a> {
             word & ((1 << ADDRESS_BITS) - 1),
             word >> SHIFT,
             word.swap_bytes(),
+            // Integers with a type in the lowest bits: of Ruby and SBCL, and of Guile and Racket.
+            word >> 1,
+            word >> 2,
+            python_integer(word),
+            // Numbers of JavaScript, Lua before 5.3, and R. The conversion saturates, and makes 0 of what is no number.
+            f64::from_bits(word) as u64,
         ]
         .into_iter()
         .chain(mangled)
-        .find_map(|address| self.mark_near(address))
+        .find_map(|address| self.mark_near_start(address))
+    }
+}
+
+/// Value of an integer of `CPython` with two digits (`ob_digit`), which are the halves of a word; 0 if the word is none, or
+/// its value is no address.
+fn python_integer(word: u64) -> u64 {
+    let (low, high) = (word % LOW_END, word / LOW_END);
+    match low >> DIGIT_BITS == 0 && high >> (ADDRESS_BITS - DIGIT_BITS) == 0 {
+        true => high << DIGIT_BITS | low,
+        false => 0,
     }
 }
 
 /// Marks the unreachable objects that disguised pointers in the roots and in reachable objects hold, the nodes of lists
-/// with exclusive-or links, and all that these reach. Returns their number and size. Reads all of this once more, unless
-/// every object is reachable.
+/// with exclusive-or links, objects that only frames of suspended contexts hold, and all that these reach. Returns their
+/// number and size. Reads the roots and the reachable objects once more, unless every object is reachable.
 ///
 /// # Errors
 /// `Headroom`: the process writes so much that its copy takes too much memory.
@@ -174,18 +201,25 @@ pub(crate) fn mark_disguised(analyzed: &AnalyzedSnapshot<'_>) -> Result<HeldObje
         return Ok(before);
     }
     let threads = &analyzed.snapshot.threads;
-    let guards = threads
-        .iter()
-        .filter_map(|thread| view.word(thread.control_block.checked_add(POINTER_GUARD_OFFSET)?));
-    let decoder = Decoder::new(guards.collect(), objects);
+    let guards = threads.iter().filter_map(|thread| {
+        view.read_word(thread.control_block.checked_add(POINTER_GUARD_OFFSET)?)
+    });
+    let guards: BTreeSet<u64> = guards.collect();
+    let unused_stacks = analyzed.roots.unused_stacks.clone();
+    let mut contexts = SavedContexts::new(guards.iter().copied().collect(), unused_stacks);
+    let decoder = Decoder::new(guards, objects);
+    let mut memory = CachedReader::new(view);
     let mut reader = RangeReader::new(view);
     let mut found = Vec::new();
     let words = threads.iter().flat_map(|thread| &thread.words);
     words
         .chain(&analyzed.roots.kernel)
-        .for_each(|word| queue(&mut found, decoder.mark(*word)));
-    let mut visit = |block: &[u8]| {
-        decoder.mark_block(block, false, &mut |start| queue(&mut found, Some(start)));
+        .for_each(|word| queue_start(&mut found, decoder.mark_from_word(*word)));
+    let mut visit = |address: u64, block: &[u8]| {
+        contexts.search(address, block, |field| memory.read_word(field));
+        decoder.mark_from_block(block, false, &mut |start| {
+            queue_start(&mut found, Some(start))
+        });
     };
     let mut unchecked = 0;
     let mut check_headroom = |range: &Range<u64>| {
@@ -202,27 +236,35 @@ pub(crate) fn mark_disguised(analyzed: &AnalyzedSnapshot<'_>) -> Result<HeldObje
         check_headroom(range)?;
         reader.visit_range(range.clone(), &mut visit);
     }
-    for object in objects.reached() {
+    for object in objects.reachable() {
         check_headroom(&object.range)?;
         reader.add_object(object.range, &mut visit);
     }
     reader.flush(&mut visit);
-    let mut memory = CachedReader::new(view);
-    let nodes = mark_xor_lists(objects, &mut |address| memory.word(address));
+    let nodes = mark_xor_lists(objects, &mut |address| memory.read_word(address));
     nodes
         .into_iter()
-        .for_each(|node| queue(&mut found, Some(node)));
-    while !found.is_empty() {
-        while let Some(start) = found.pop() {
-            let mut visit = |block: &[u8]| {
-                decoder.mark_block(block, true, &mut |start| queue(&mut found, Some(start)));
-            };
-            if let Some(range) = objects.mark_scanned(start) {
-                reader.add_object(range, &mut visit);
-                reader.flush(&mut visit);
-            }
+        .for_each(|node| queue_start(&mut found, Some(node)));
+    loop {
+        let starts = std::mem::take(&mut found).into_iter();
+        let mut ranges = contexts.take_frames();
+        ranges.extend(starts.filter_map(|start| objects.mark_scanned(start)));
+        let mut visit = |address: u64, block: &[u8]| {
+            contexts.search(address, block, |field| memory.read_word(field));
+            decoder.mark_from_block(block, true, &mut |start| {
+                queue_start(&mut found, Some(start))
+            });
+        };
+        for range in &ranges {
+            reader.add_object(range.clone(), &mut visit);
+            reader.flush(&mut visit);
         }
-        found.extend(objects.marked_unscanned().take(MAX_QUEUED));
+        if found.is_empty() {
+            found.extend(objects.marked_unscanned().take(MAX_QUEUED));
+        }
+        if found.is_empty() && ranges.is_empty() {
+            break;
+        }
     }
     let after = unreachable_total(objects);
     Ok(HeldObjects {
@@ -241,9 +283,9 @@ fn unreachable_total(objects: &Objects) -> HeldObjects {
     total
 }
 
-/// Queues the start of an object that was marked. `start` is `None` if none was. Beyond [`MAX_QUEUED`], objects are
-/// found later by their marks.
-fn queue(found: &mut Vec<u64>, start: Option<u64>) {
+/// Queues the start of an object that was marked. `start` is `None` if none was. Drops it if [`MAX_QUEUED`] are in the
+/// queue: [`mark_disguised`] finds it again by its mark.
+fn queue_start(found: &mut Vec<u64>, start: Option<u64>) {
     if found.len() < MAX_QUEUED {
         found.extend(start);
     }
@@ -258,7 +300,7 @@ struct RangeReader<'a> {
 }
 
 impl<'a> RangeReader<'a> {
-    /// Reader of a snapshot, without pending objects.
+    /// Creates a reader of a snapshot, without pending objects.
     fn new(view: &'a SnapshotMemory) -> Self {
         Self {
             view,
@@ -267,9 +309,9 @@ impl<'a> RangeReader<'a> {
         }
     }
 
-    /// Adds an object that lies behind those added before. If it is not near the pending ones, these are read first,
-    /// and `visit` gets their bytes. A large object is read at once, but only its resident pages.
-    fn add_object(&mut self, object: Range<u64>, visit: &mut impl FnMut(&[u8])) {
+    /// Adds an object, which must lie behind the pending ones. If it is not near these, they are read first, and
+    /// `visit` gets their addresses and bytes. A large object is read at once, but only its resident pages.
+    fn add_object(&mut self, object: Range<u64>, visit: &mut impl FnMut(u64, &[u8])) {
         let is_near = self.pending.last().is_some_and(|last| {
             object.start.saturating_sub(last.end) <= MAX_GAP
                 && object.end - self.pending[0].start <= BLOCK_SIZE as u64
@@ -293,8 +335,9 @@ impl<'a> RangeReader<'a> {
         }
     }
 
-    /// Calls `visit` with the bytes of each pending object, and forgets these objects.
-    fn flush(&mut self, visit: &mut impl FnMut(&[u8])) {
+    /// Reads the pending objects, calls `visit` with the address and bytes of each, and removes them from the pending
+    /// ones. Omits what follows an object's first byte that cannot be read.
+    fn flush(&mut self, visit: &mut impl FnMut(u64, &[u8])) {
         let (Some(first), Some(last)) = (self.pending.first(), self.pending.last()) else {
             return;
         };
@@ -304,30 +347,31 @@ impl<'a> RangeReader<'a> {
         for object in std::mem::take(&mut self.pending) {
             let (start, end) = ((object.start - base) as usize, (object.end - base) as usize);
             match self.block[..read].get(start..end) {
-                Some(bytes) => visit(bytes),
+                Some(bytes) => visit(object.start, bytes),
                 // What lies between objects may be unreadable.
                 None => {
                     let read = self.view.read(object.start, &mut self.block[start..end]);
-                    visit(&self.block[start..start + read]);
+                    visit(object.start, &self.block[start..start + read]);
                 }
             }
         }
     }
 
-    /// Calls `visit` with the bytes of a range of any length, block by block. Each block begins with the last word of
-    /// the one before, because a pointer at no multiple of 4 may lie in both. In each block, omits what follows the first
-    /// byte that cannot be read.
-    fn visit_range(&mut self, range: Range<u64>, visit: &mut impl FnMut(&[u8])) {
+    /// Calls `visit` with the addresses and bytes of a range of any length, block by block. Each block begins with the
+    /// last word of the one before, because a pointer at no multiple of 4 may lie in both. In each block, omits what
+    /// follows the first byte that cannot be read.
+    fn visit_range(&mut self, range: Range<u64>, visit: &mut impl FnMut(u64, &[u8])) {
         let end = range.end;
         for start in range.step_by(BLOCK_SIZE - size_of::<u64>()) {
             let length = BLOCK_SIZE.min((end - start) as usize);
             let read = self.view.read(start, &mut self.block[..length]);
-            visit(&self.block[..read]);
+            visit(start, &self.block[..read]);
         }
     }
 }
 
-/// Sixth bytes of the unreachable objects' addresses, at most [`MAX_TOP_BYTES`], each repeated in all bytes of a word.
+/// Returns the different sixth bytes of the unreachable objects' addresses above 4 GiB, at most [`MAX_TOP_BYTES`], each
+/// repeated in all bytes of a word.
 fn repeated_top_bytes(objects: &Objects) -> Vec<u64> {
     const TOP_SHIFT: u32 = 40;
     let mut tops = Vec::new();
@@ -355,7 +399,7 @@ mod tests {
         span.add_object(start, true);
         let objects = Objects::new(vec![span]);
         let decoder = Decoder::new([1, GUARD].into(), &objects);
-        assert_eq!(decoder.mark(word), expected, "{word:#x}");
+        assert_eq!(decoder.mark_from_word(word), expected, "{word:#x}");
     }
 
     #[track_caller]
@@ -373,6 +417,10 @@ mod tests {
             START << 16 | 7,
             (START ^ GUARD).rotate_left(17),
             START.swap_bytes(),
+            START << 1 | 1,
+            START << 2 | 2,
+            (START >> 30) << 32 | START & 0x3fff_ffff,
+            (START as f64).to_bits(),
             // Behind a header.
             (START + 16) | 1 << 63,
         ] {
@@ -391,7 +439,7 @@ mod tests {
                 let objects = Objects::new(vec![span]);
                 let mut found = Vec::new();
                 let decoder = Decoder::new([].into(), &objects);
-                decoder.mark_block(&block, false, &mut |start| found.push(start));
+                decoder.mark_from_block(&block, false, &mut |start| found.push(start));
                 // A plain pointer at a multiple of 4 is found before. Below 4 GiB, halves of words are decoded.
                 let is_found = match start < LOW_END {
                     true => offset % 4 == 0,
@@ -399,6 +447,21 @@ mod tests {
                 };
                 assert_eq!(found.len(), usize::from(is_found), "{start:x} {offset}");
             }
+        }
+    }
+
+    #[test]
+    fn plain_pointers_of_new_owner_are_found_at_multiples_of_4() {
+        for offset in (0..24).step_by(4) {
+            let mut block = [0x7f; 40];
+            block[offset..offset + 8].copy_from_slice(&START.to_le_bytes());
+            let mut span = Span::new(START..START + 0x1000, 16, 0);
+            span.add_object(START, true);
+            let objects = Objects::new(vec![span]);
+            let mut found = Vec::new();
+            let decoder = Decoder::new([].into(), &objects);
+            decoder.mark_from_block(&block, true, &mut |start| found.push(start));
+            assert_eq!(found, [START], "{offset}");
         }
     }
 

@@ -75,6 +75,9 @@ pub enum Error {
         /// Memory that may be needed, in bytes.
         needed: u64,
     },
+    /// The copy was killed, as memprof or the kernel does where memory runs out.
+    #[error("could not be searched: its copy was ended, perhaps because memory was running out")]
+    CopyEnded,
     /// The analysis needs more of memprof's own memory than its budget.
     #[error(
         "takes about {} to look at, more than the {} that memprof may take (--max-memory)",
@@ -120,7 +123,7 @@ pub enum Error {
     },
 }
 
-/// Formats a number of bytes as in reports.
+/// Formats a number of bytes as reports do, e.g. `1.50MiB`.
 fn format_bytes(bytes: u64) -> String {
     format_amount(
         i64::try_from(bytes).unwrap_or(i64::MAX),
@@ -129,20 +132,21 @@ fn format_bytes(bytes: u64) -> String {
 }
 
 impl Error {
-    /// Returns a function that makes an I/O error of that action, for `map_err`.
-    pub(crate) fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+    /// Returns a function, for `map_err`, that converts an I/O error to [`Error::Io`] with this action.
+    pub(crate) fn with_action(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let action = action.into();
         move |cause| Self::Io { action, cause }
     }
 
     /// Whether the reason of the error may be that the process is about to end or to execute another program.
-    pub(crate) fn is_transient(&self) -> bool {
+    pub(crate) fn may_be_exit_or_exec(&self) -> bool {
         match self {
-            Self::Refused(refusal) => refusal.is_transient(),
+            Self::Refused(refusal) => refusal.may_be_exit_or_exec(),
             Self::StopTooLong { .. }
             | Self::NoThread(_)
             | Self::NotCloned(_)
             | Self::NoHeap(_)
+            | Self::CopyEnded
             | Self::Io { .. } => true,
             _ => false,
         }
@@ -164,7 +168,7 @@ impl Error {
                 "run `sysctl vm.overcommit_memory=0`, and set it back afterwards".to_owned()
             }
             Self::PidsLimit { .. } => "raise pids.max of its cgroup by one".to_owned(),
-            Self::Headroom { .. } => {
+            Self::Headroom { .. } | Self::CopyEnded => {
                 "raise the limit, or look at a process that has less memory".to_owned()
             }
             Self::Memory { needed, .. } => {
@@ -188,12 +192,11 @@ impl Error {
         Some(remedy)
     }
 
-    /// Exit code of `memprof`: 3 if the process cannot be reached, 4 if it must not be analyzed, 5 if there
-    /// is nothing to show, 1 otherwise.
+    /// Exit code of `memprof`: 3 if the process cannot be reached, 5 if there is nothing to show, and 4 if it could not be
+    /// analyzed for another reason. Never 1, which says that objects are leaked (`leaks --fail`).
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Refused(refusal) => refusal.exit_code(),
-            Self::Io { .. } => 1,
             Self::NoSamples => 5,
             _ => 4,
         }

@@ -9,7 +9,7 @@ use crate::analysis::{AnalysisReport, AnalyzedSnapshot};
 use crate::leak_group::LeakGroup;
 use crate::names::NameResolver;
 use crate::objects::Object;
-use crate::sampled_origin::add_origins;
+use crate::sampled_origin::set_probable_origins;
 use crate::stacks::{Stack, Stacks, executable_mappings, symbolize};
 
 /// Class, size and stack of a group.
@@ -26,7 +26,8 @@ pub(crate) struct UnsymbolizedGroups {
 }
 
 impl UnsymbolizedGroups {
-    /// Groups leaked objects of a snapshot by class, size and stack. The first object of a group is its example.
+    /// Groups leaked objects of a snapshot by class, size and allocating stack, which is not symbolized yet. The first
+    /// object of a group is its example.
     pub(crate) fn new(
         analyzed: &AnalyzedSnapshot<'_>,
         objects: impl Iterator<Item = Object>,
@@ -53,7 +54,7 @@ impl UnsymbolizedGroups {
         }
         Self {
             groups,
-            interval: stacks.interval(),
+            interval: stacks.sample_interval(),
             warnings: names.python_warnings(),
             mappings: executable_mappings(&analyzed.view),
         }
@@ -87,7 +88,7 @@ impl UnsymbolizedGroups {
         }
         let mut groups: Vec<_> = merged.into_values().collect();
         if let Some(interval) = self.interval {
-            add_origins(&mut groups, interval);
+            set_probable_origins(&mut groups, interval);
         }
         groups.sort_by_key(|group| std::cmp::Reverse(group.bytes));
         groups

@@ -89,7 +89,7 @@ pub(crate) fn find_heaps(
         all.extend(heap.unwrap_or_default());
     }
     all.extend(pools);
-    let unsupported = unsupported::find_unsupported(view, threads, &names, &all);
+    let unsupported = unsupported::find_unsupported_heaps(view, threads, &names, &all);
     if let Some(reason) = unsupported.refusal {
         return Err(Error::NoHeap(reason));
     }

@@ -105,7 +105,7 @@ struct HolderTree {
 ///
 /// # Errors
 /// A reason why the process was not analyzed; it runs on as before.
-pub fn holders(
+pub fn find_process_holders(
     pid: u32,
     detail: Detail,
     options: AnalysisOptions,
@@ -113,11 +113,10 @@ pub fn holders(
 ) -> Result<Holding, Error> {
     let program = ProgramWatch::open(pid);
     let holding = find_holding(pid, detail, options, progress);
-    holding.map_err(|error| program.explain_error(error, Error::is_transient))
+    holding.map_err(|error| program.explain_error(error, Error::may_be_exit_or_exec))
 }
 
-/// Takes a snapshot of a process, and finds the holders of its memory. Does not explain errors of a process that ends
-/// meanwhile. Fails as [`holders`] does.
+/// Like [`find_process_holders`], but does not explain the errors of a process that ends meanwhile.
 fn find_holding(
     pid: u32,
     detail: Detail,
@@ -128,7 +127,7 @@ fn find_holding(
     let mut report = AnalysisReport::new(&target.status, options);
     let found = report.with_snapshot(&target, options, progress, |report, analyzed| {
         progress(Phase::Mark(report.objects));
-        find_holders(&analyzed, report, detail)
+        find_holders_in_snapshot(&analyzed, report, detail)
     })?;
     // The stacks are symbolized after the snapshot is released, because the kernel duplicates every page that
     // the process writes until then.
@@ -145,7 +144,7 @@ fn find_holding(
     })
 }
 
-/// Result of [`find_holders`]; the samples are not symbolized yet.
+/// Result of [`find_holders_in_snapshot`]; the samples are not symbolized yet.
 struct FoundHolders {
     method: Method,
     groups: Vec<HolderGroup>,
@@ -157,7 +156,7 @@ struct FoundHolders {
 /// takes too much memory, and no detail is requested, finds the groups only. With an address as `detail`, the result
 /// also has the path from the object at this address to its outermost holder. Fails with `NoHeap` if there are too many
 /// objects, with `NoSamples` if samples are requested and there is none, and with `Memory` if the budget is too small.
-fn find_holders(
+fn find_holders_in_snapshot(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,
     detail: Detail,
@@ -170,7 +169,11 @@ fn find_holders(
         Detail::Samples => Some(samples::SampledObjects::find(analyzed, &object_index)?),
         Detail::None | Detail::Object(_) => None,
     };
-    budget.reserve(sampled.as_ref().map_or(0, samples::SampledObjects::memory))?;
+    budget.reserve(
+        sampled
+            .as_ref()
+            .map_or(0, samples::SampledObjects::memory_size),
+    )?;
     let mut names = NameResolver::new(&analyzed.view, analyzed.python.as_ref());
     let scanner = PointerScanner::new(analyzed, &object_index, &mut budget)?;
     for warning in &scanner.python.warnings {
@@ -205,7 +208,7 @@ fn find_holders(
         group_of,
         is_complete,
     } = group_by_kind(&tree, &object_index, &kinds, &holders, max_bytes);
-    warn_of_incomplete(is_complete, report);
+    warn_of_incomplete_groups(is_complete, report);
     let object = match detail {
         Detail::Object(address) => Some(address),
         Detail::None | Detail::Samples => None,
@@ -250,7 +253,7 @@ fn find_groups_only(
     })?;
     analyzed.snapshot.require_headroom()?;
     warn_of_unread_types(names, report);
-    warn_of_incomplete(is_complete, report);
+    warn_of_incomplete_groups(is_complete, report);
     Ok(FoundHolders {
         method: Method::ShortestPath,
         groups,
@@ -259,15 +262,15 @@ fn find_groups_only(
     })
 }
 
-/// Warns of types of Python that were not read.
+/// Adds the warnings about types of Python that were not read.
 fn warn_of_unread_types(names: &NameResolver<'_>, report: &mut AnalysisReport) {
     for warning in names.python_warnings() {
         report.add_warning(warning);
     }
 }
 
-/// Warns unless each object is in a group of its kind.
-fn warn_of_incomplete(is_complete: bool, report: &mut AnalysisReport) {
+/// Adds a warning unless `is_complete`: each object is in a group of its kind.
+fn warn_of_incomplete_groups(is_complete: bool, report: &mut AnalysisReport) {
     if !is_complete {
         report.add_warning("some objects are counted with what holds them: to show them takes more memory (--max-memory)".to_owned());
     }

@@ -85,9 +85,9 @@ struct AddressSpace {
 
 /// Finders of claims, the most certain first: where two overlap, the first counts.
 const FINDERS: [fn(&AddressSpace) -> Vec<MemoryClaim>; 5] = [
-    segments::find_variables,
-    java::find_heap,
-    go::find_heap,
+    segments::find_file_segments,
+    java::find_heap_and_code,
+    go::find_arenas,
     thread_stacks::find_stacks,
     aligned_blocks::find_blocks,
 ];
@@ -98,15 +98,18 @@ const FINDERS: [fn(&AddressSpace) -> Vec<MemoryClaim>; 5] = [
 ///
 /// # Errors
 /// `Io`: /proc/PID/smaps or the memory cannot be read.
-pub fn mapped_parts(pid: u32, walked: Option<&HeapResidency>) -> Result<Vec<MappedPart>, Error> {
+pub fn find_mapped_parts(
+    pid: u32,
+    walked: Option<&HeapResidency>,
+) -> Result<Vec<MappedPart>, Error> {
     let path = |name: &str| format!("/proc/{pid}/{name}");
-    let read = |name: &str| fs::read(path(name)).map_err(Error::io(path(name)));
+    let read = |name: &str| fs::read(path(name)).map_err(Error::with_action(path(name)));
     let space = AddressSpace {
         pid,
         maps: read("maps")?,
         usage: smaps::parse_smaps(&read("smaps")?),
-        memory: Memory::open_by_child(pid).map_err(Error::io(path("mem")))?,
-        pagemap: File::open(path("pagemap")).map_err(Error::io(path("pagemap")))?,
+        memory: Memory::open_by_child(pid).map_err(Error::with_action(path("mem")))?,
+        pagemap: File::open(path("pagemap")).map_err(Error::with_action(path("pagemap")))?,
     };
     let heaps = walked.map_or(&[][..], |walked| &walked.ranges);
     let heaps = heaps.iter().map(|range| MemoryClaim {
@@ -127,7 +130,7 @@ pub fn mapped_parts(pid: u32, walked: Option<&HeapResidency>) -> Result<Vec<Mapp
 /// Divides the private memory among the claims. The default owner of a mapping gets the memory that has no claim,
 /// unless it was never touched. Omits parts without resident memory, except for parts that RSS never contains.
 fn divide_memory(space: &AddressSpace, claims: &[MemoryClaim]) -> Vec<MappedPart> {
-    let owners = claimed_memory(claims);
+    let owners = owners_by_address(claims);
     let mut parts = HashMap::new();
     for mapping in mappings(&space.maps).filter(|mapping| mapping.access[3] == b'p') {
         let runs = space.resident_runs(&mapping.range);
@@ -148,7 +151,7 @@ fn divide_memory(space: &AddressSpace, claims: &[MemoryClaim]) -> Vec<MappedPart
             rest.into_iter().for_each(|range| add(owner.clone(), range));
         }
     }
-    for (kind, name, bytes) in outside_rss(space) {
+    for (kind, name, bytes) in memory_outside_rss(space) {
         let name = name.to_owned();
         let [mapped, _] = parts.entry(MemoryOwner { kind, name }).or_default();
         *mapped += bytes;
@@ -175,7 +178,7 @@ fn divide_memory(space: &AddressSpace, claims: &[MemoryClaim]) -> Vec<MappedPart
 
 /// Owners of the claimed memory, by address; `None` for memory of a walked heap. Where claims overlap, the first
 /// counts.
-fn claimed_memory(claims: &[MemoryClaim]) -> RangeMap<u64, Option<&MemoryOwner>> {
+fn owners_by_address(claims: &[MemoryClaim]) -> RangeMap<u64, Option<&MemoryOwner>> {
     let claims = claims.iter().filter(|claim| !claim.range.is_empty());
     // A later entry of the map takes the place of earlier ones.
     claims
@@ -185,7 +188,7 @@ fn claimed_memory(claims: &[MemoryClaim]) -> RangeMap<u64, Option<&MemoryOwner>>
 }
 
 /// Memory that RSS does not contain: kind, name and bytes.
-fn outside_rss(space: &AddressSpace) -> [(MappedPartKind, &'static str, u64); 2] {
+fn memory_outside_rss(space: &AddressSpace) -> [(MappedPartKind, &'static str, u64); 2] {
     let huge = space.usage.iter().map(|usage| usage.huge_tlb).sum();
     // Only mapped files count: the kernel's own pages, e.g. [vvar], are marked as device memory, too.
     let files: HashSet<_> = mappings(&space.maps)
@@ -239,12 +242,12 @@ impl AddressSpace {
     }
 
     /// Word at an address; `None` if it cannot be read.
-    fn word(&self, address: u64) -> Option<u64> {
+    fn read_word(&self, address: u64) -> Option<u64> {
         self.memory.read_u64(address).ok()
     }
 
     /// Words at an address; `None` if one of them cannot be read.
-    fn words<const N: usize>(&self, address: u64) -> Option<[u64; N]> {
+    fn read_words<const N: usize>(&self, address: u64) -> Option<[u64; N]> {
         let mut bytes = vec![0; N * 8];
         self.memory.read(address, &mut bytes).ok()?;
         Some(std::array::from_fn(|index| {
@@ -254,14 +257,14 @@ impl AddressSpace {
     }
 
     /// Anonymous private mappings that may be read.
-    fn anonymous(&self) -> impl Iterator<Item = Mapping<'_>> {
+    fn anonymous_mappings(&self) -> impl Iterator<Item = Mapping<'_>> {
         mappings(&self.maps).filter(|mapping| {
             mapping.inode == 0 && mapping.access[0] == b'r' && mapping.access[3] == b'p'
         })
     }
 
     /// Whether a file with code is mapped whose name `is_named` accepts.
-    fn has_code(&self, is_named: impl Fn(&[u8]) -> bool) -> bool {
+    fn has_code_file(&self, is_named: impl Fn(&[u8]) -> bool) -> bool {
         let mut code = mappings(&self.maps).filter(Mapping::is_executable);
         code.any(|mapping| is_named(mapping.file_name()))
     }

@@ -19,7 +19,7 @@ use crate::objects::Objects;
 use crate::resident_pages::PAGE_SIZE;
 use crate::roots::Roots;
 use crate::snapshot::Snapshot;
-use crate::snapshot_memory::{BLOCK_SIZE, SnapshotMemory};
+use crate::snapshot_memory::{BLOCK_SIZE, SnapshotMemory, split_into_blocks};
 
 /// Most threads that scan memory; with more, memory bandwidth is the limit.
 const MAX_THREADS: usize = 8;
@@ -40,16 +40,6 @@ const MAX_SWEEPS: usize = 8;
 const SWEPT_PERCENT: u8 = 50;
 /// Bytes that a thread reads between two checks of the machine's available memory.
 const HEADROOM_CHECK_BYTES: usize = 64 << 20;
-
-/// Distance in bytes of the words that are read: packed structures of the kernel's interfaces, such as `struct
-/// epoll_event`, have pointers at multiples of 4.
-const WORD_STEP: usize = 4;
-/// Like [`WORD_STEP`], but in code: instructions, e.g. those of a JVM's compiler, contain pointers at any address.
-const CODE_STEP: usize = 1;
-/// Bytes of a pointer.
-const WORD: usize = 8;
-/// Bytes by which a block overlaps the next one: the rest of a word that begins at the block's last byte.
-const BLOCK_OVERLAP: usize = WORD - 1;
 
 /// Counts of a mark phase.
 #[derive(Clone, Copy, Debug, Default)]
@@ -99,13 +89,13 @@ pub(crate) fn mark_reachable(
         shortage: Shortage::default(),
     };
     let mut found = Vec::new();
-    marker.mark_words(&roots.kernel, &mut found);
+    marker.mark_from_words(&roots.kernel, &mut found);
     for thread in &snapshot.threads {
-        marker.mark_words(&thread.words, &mut found);
+        marker.mark_from_words(&thread.words, &mut found);
     }
-    found.extend(marker.mark_ranges(&roots.ranges));
+    found.extend(marker.mark_from_ranges(&roots.ranges));
     marker.shortage.require_none()?;
-    let mut table = marker.sweep(max_bytes, LinkTargets::All, progress);
+    let mut table = marker.sweep_into_table(max_bytes, LinkTargets::All, progress);
     let swept = objects.count().max(1);
     let mut sweeps = 1;
     let mut last_percent = SWEPT_PERCENT;
@@ -127,18 +117,18 @@ pub(crate) fn mark_reachable(
             found.sort_unstable();
             let pieces = follow::objects_per_batch(found.len(), table.as_ref());
             if found.len() <= pieces {
-                marker.follow(table.as_ref(), &found, &mut alone);
+                marker.follow_pointers(table.as_ref(), &found, &mut alone);
                 found.clear();
                 found.append(&mut alone.found);
             } else {
                 found = marker.run_parallel(&found, pieces, |starts, worker| {
-                    marker.follow(table.as_ref(), starts, worker)
+                    marker.follow_pointers(table.as_ref(), starts, worker)
                 });
             }
         }
         if let Some(postponing) = table.take_if(|table| table.postpones_unread()) {
             let is_last = sweeps == MAX_SWEEPS;
-            table = marker.sweep_again(postponing, max_bytes, is_last);
+            table = marker.sweep_into_new_table(postponing, max_bytes, is_last);
             sweeps += 1;
             marker.shortage.require_none()?;
         }
@@ -148,6 +138,8 @@ pub(crate) fn mark_reachable(
             break;
         }
     }
+    // All objects seem unreachable if the copy was killed.
+    marker.shortage.check_headroom(snapshot);
     marker.shortage.require_none()?;
     Ok(MarkStats {
         bytes: marker.bytes.into_inner(),
@@ -159,10 +151,10 @@ pub(crate) fn mark_reachable(
 impl Marker<'_> {
     /// Marks the objects to which words point. Appends the starts of the newly marked ones to `found`, up to
     /// [`MAX_QUEUED`]; [`Objects::marked_unscanned`] finds the others.
-    fn mark_words(&self, words: &[u64], found: &mut Vec<u64>) {
+    fn mark_from_words(&self, words: &[u64], found: &mut Vec<u64>) {
         for word in words {
             if self.objects.may_contain(*word)
-                && let Some(start) = self.objects.mark(*word)
+                && let Some(start) = self.objects.mark_target(*word)
                 && found.len() < MAX_QUEUED
             {
                 found.push(start);
@@ -172,14 +164,14 @@ impl Marker<'_> {
 
     /// Marks the objects to which ranges outside the heap point. Returns the starts of the newly marked ones, at most
     /// [`MAX_QUEUED`] per thread; [`Objects::marked_unscanned`] finds the others.
-    fn mark_ranges(&self, ranges: &[Range<u64>]) -> Vec<u64> {
+    fn mark_from_ranges(&self, ranges: &[Range<u64>]) -> Vec<u64> {
         let blocks: Vec<Range<u64>> = ranges
             .iter()
             .flat_map(|range| split_into_blocks(range.clone()))
             .collect();
         self.run_parallel(&blocks, 1, |blocks, worker| {
             for block in blocks {
-                let unread = worker.mark_range(block.clone());
+                let unread = worker.mark_from_block(block.clone());
                 self.unread.fetch_add(unread, Ordering::Relaxed);
             }
         })
@@ -187,14 +179,14 @@ impl Marker<'_> {
 
     /// Marks the objects to which the objects at `starts` point, and marks these as scanned. `starts` are sorted,
     /// so that neighbours are read at once.
-    fn mark_batch(&self, starts: &[u64], worker: &mut MarkWorker<'_>) {
+    fn mark_from_batch(&self, starts: &[u64], worker: &mut MarkWorker<'_>) {
         let mut near: Vec<Range<u64>> = Vec::new();
         for start in starts {
             let Some(object) = self.objects.mark_scanned(*start) else {
                 continue;
             };
             if object.end - object.start > LARGE_OBJECT_SIZE {
-                worker.mark_large(object);
+                worker.mark_from_large(object);
                 continue;
             }
             let is_near = near.last().is_some_and(|last| {
@@ -202,16 +194,16 @@ impl Marker<'_> {
                     && object.end - near[0].start <= BLOCK_SIZE as u64
             });
             if !is_near {
-                worker.mark_near(&near);
+                worker.mark_from_near(&near);
                 near.clear();
             }
             near.push(object);
         }
-        worker.mark_near(&near);
+        worker.mark_from_near(&near);
     }
 
-    /// Runs work on several threads, `pieces` elements at a time. Returns the starts of the objects that the
-    /// workers have queued. Ends early if memory is short.
+    /// Calls `run` on several threads, each time with `pieces` elements of `work`. Returns the starts of the objects
+    /// that the workers have queued. Ends early if memory is short.
     fn run_parallel<T: Sync>(
         &self,
         work: &[T],
@@ -249,12 +241,4 @@ impl Marker<'_> {
 /// Number of threads that scan memory: one for each processor, but at most [`MAX_THREADS`].
 fn thread_count() -> usize {
     thread::available_parallelism().map_or(1, |count| usize::from(count).min(MAX_THREADS))
-}
-
-/// Splits a range into blocks of [`BLOCK_SIZE`] bytes. Each also has the rest of a word that begins before its end.
-fn split_into_blocks(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-    let end = range.end;
-    range
-        .step_by(BLOCK_SIZE)
-        .map(move |start| start..end.min(start + (BLOCK_SIZE + BLOCK_OVERLAP) as u64))
 }

@@ -36,7 +36,7 @@ impl<'a> NameResolver<'a> {
             symbols: Symbols::new(view),
             classes: HashMap::new(),
             python: interpreters
-                .map(|interpreters| interpreters.types(view))
+                .map(|interpreters| interpreters.new_type_reader(view))
                 .or_else(|| PythonTypes::without_layout(view)),
         }
     }
@@ -51,7 +51,7 @@ impl<'a> NameResolver<'a> {
         {
             return types.type_name(&mut self.memory, object);
         }
-        let first = self.memory.word(start)?;
+        let first = self.memory.read_word(start)?;
         if self.classes.len() > MAX_CACHED_CLASSES {
             self.classes.clear();
         }
@@ -90,7 +90,7 @@ impl<'a> NameResolver<'a> {
     }
 
     /// Variable that contains an address. `None` if no program or library has its variables there.
-    pub(crate) fn variable(&mut self, address: u64) -> Option<Variable> {
-        self.symbols.variable(address)
+    pub(crate) fn variable_at(&mut self, address: u64) -> Option<Variable> {
+        self.symbols.variable_at(address)
     }
 }

@@ -60,7 +60,7 @@ impl Objects {
 
     /// Finds the used object that contains an address. A pointer to an object's end also counts, if the next object has
     /// a header. Returns the index of the object's span and its bit. `None` if there is none.
-    fn locate(&self, address: u64) -> Option<(usize, u64)> {
+    fn locate_used(&self, address: u64) -> Option<(usize, u64)> {
         let at = self.span_index(address)?;
         let span = &self.spans[at];
         let bit = (address - span.range.start) >> span.shift;
@@ -75,10 +75,9 @@ impl Objects {
         (!is_header).then_some((at, start))
     }
 
-    /// Used object that contains an address, as its span and the number of its bit in the bitmaps. `None` if there
-    /// is none.
+    /// Like [`locate_used`](Self::locate_used), but returns the span itself.
     fn used_object(&self, address: u64) -> Option<(&Span, u64)> {
-        let (at, bit) = self.locate(address)?;
+        let (at, bit) = self.locate_used(address)?;
         Some((&self.spans[at], bit))
     }
 
@@ -92,7 +91,7 @@ impl Objects {
 
     /// Marks the used object to which a word points. Returns the object's start. `None` if there is none, it was marked
     /// before, or the word points to its `PyGC_Head`. Also records a word that points to the start of an object.
-    pub(crate) fn mark(&self, address: u64) -> Option<u64> {
+    pub(crate) fn mark_target(&self, address: u64) -> Option<u64> {
         self.record_pointer_to_start(address);
         let (span, bit) = self.used_object(address)?;
         // The check of the mark avoids an atomic write for objects that are marked already.
@@ -102,7 +101,7 @@ impl Objects {
         {
             return None;
         }
-        Some(span.address(bit))
+        Some(span.address_of_bit(bit))
     }
 
     /// Records a pointer to the start of an object, used or free. Without headers, it may be a pointer to the end of
@@ -144,20 +143,21 @@ impl Objects {
         };
         let candidates: Vec<_> = self.unreachable().filter(is_empty_array).collect();
         for object in candidates {
-            if memory.word(object.range.end - 8) == Some(0) {
-                self.mark(object.range.start);
+            if memory.read_word(object.range.end - 8) == Some(0) {
+                self.mark_target(object.range.start);
             }
         }
     }
 
-    /// Clears the mark of the object that begins at `start`.
+    /// Clears the mark of the used object that contains `start`. Does nothing if there is none.
     pub(crate) fn unmark(&self, start: u64) {
         if let Some((span, bit)) = self.used_object(start) {
             span.clear_mark(Mark::Reached, bit);
         }
     }
 
-    /// Start of the Python object inside an object of the heap, after the `PyGC_Head`. `None` if it has none.
+    /// Start of the Python object inside an object of the heap, after the `PyGC_Head`. `None` if no such head was
+    /// recorded.
     pub(crate) fn python_object_in(&self, object: &Object) -> Option<u64> {
         let (span, bit) = self.used_object(object.range.start)?;
         span.after_gc_head(bit)
@@ -167,7 +167,7 @@ impl Objects {
     pub(crate) fn mark_scanned(&self, start: u64) -> Option<Range<u64>> {
         let (span, bit) = self.used_object(start)?;
         span.set_mark(Mark::Scanned, bit);
-        Some(span.address(bit)..span.end(bit))
+        Some(span.address_of_bit(bit)..span.object_end(bit))
     }
 
     /// Starts of objects that are marked but not scanned, by address.
@@ -176,7 +176,7 @@ impl Objects {
             (0..span.words.len()).flat_map(move |index| {
                 let bits =
                     span.mark_word(Mark::Reached, index) & !span.mark_word(Mark::Scanned, index);
-                ones(bits).map(move |bit| span.address(index as u64 * 64 + bit))
+                ones(bits).map(move |bit| span.address_of_bit(index as u64 * 64 + bit))
             })
         })
     }
@@ -187,7 +187,7 @@ impl Objects {
     }
 
     /// Used objects that begin in some words of a span's bitmaps, by address.
-    pub(crate) fn used_in(
+    pub(crate) fn used_objects_in(
         &self,
         span: usize,
         words: Range<usize>,
@@ -202,7 +202,7 @@ impl Objects {
                         bit: word as u64 * 64 + bit,
                         index_in_word: index,
                     };
-                    (position, own.object(position.bit))
+                    (position, own.object_at_bit(position.bit))
                 })
         })
     }
@@ -246,9 +246,9 @@ impl Objects {
         (self.spans.get(at)?.range.start <= address).then_some(at)
     }
 
-    /// Whether an object is marked, and whether it is marked as scanned.
+    /// Returns whether an object is marked as reachable, and whether it is marked as scanned.
     #[inline]
-    pub(crate) fn marks(&self, position: ObjectPosition) -> (bool, bool) {
+    pub(crate) fn mark_state(&self, position: ObjectPosition) -> (bool, bool) {
         let span = &self.spans[position.span];
         let has = |mark| span.has_mark(mark, position.bit);
         (has(Mark::Reached), has(Mark::Scanned))
@@ -264,26 +264,31 @@ impl Objects {
     }
 
     /// Used objects that are marked, by address.
-    pub(crate) fn reached(&self) -> impl Iterator<Item = Object> {
+    pub(crate) fn reachable(&self) -> impl Iterator<Item = Object> {
         self.spans.iter().flat_map(|span| {
-            span.select(|index| span.words[index].used & span.mark_word(Mark::Reached, index))
+            span.objects_in_bitmap(|index| {
+                span.words[index].used & span.mark_word(Mark::Reached, index)
+            })
         })
     }
 
     /// Start of the used object that contains an address and is not marked. `None` if there is none.
     pub(crate) fn unmarked_start(&self, address: u64) -> Option<u64> {
         let (span, bit) = self.used_object(address)?;
-        (!span.has_mark(Mark::Reached, bit)).then(|| span.address(bit))
+        (!span.has_mark(Mark::Reached, bit)).then(|| span.address_of_bit(bit))
     }
 
     /// Used objects that are not marked, by address.
     pub(crate) fn unreachable(&self) -> impl Iterator<Item = Object> {
         self.spans.iter().flat_map(|span| {
-            span.select(|index| span.words[index].used & !span.mark_word(Mark::Reached, index))
+            span.objects_in_bitmap(|index| {
+                span.words[index].used & !span.mark_word(Mark::Reached, index)
+            })
         })
     }
 
-    /// Drops the reachable objects. Keeps only the data by which unreachable ones are found again.
+    /// Drops the reachable objects and all marks. Keeps only the data by which the unreachable objects are found again:
+    /// they are the used ones then.
     pub(crate) fn retain_unreachable(mut self) -> Self {
         for span in &mut self.spans {
             for index in 0..span.words.len() {
@@ -298,16 +303,16 @@ impl Objects {
         self
     }
 
-    /// Bytes that `bits` more bits for each possible object would need.
+    /// Bytes that `bits` more bits would need for each bit of the spans' bitmaps, which stand for possible objects.
     pub(crate) fn bitmap_bytes(&self, bits: u64) -> u64 {
         let words = self.spans.iter().map(|span| span.words.len() as u64);
         words.sum::<u64>() * bits * 8
     }
 
     /// Used object that contains an address. `None` if there is none.
-    pub(crate) fn object(&self, address: u64) -> Option<Object> {
+    pub(crate) fn object_at(&self, address: u64) -> Option<Object> {
         let (span, bit) = self.used_object(address)?;
-        Some(span.object(bit))
+        Some(span.object_at_bit(bit))
     }
 
     /// Marks the objects that contain `addresses` as reachable and scanned, so that their pointers mark nothing.
@@ -344,7 +349,7 @@ impl Objects {
 
     /// All used objects, by address.
     pub(crate) fn all(&self) -> impl Iterator<Item = Object> {
-        self.spans.iter().flat_map(Span::used)
+        self.spans.iter().flat_map(Span::used_objects)
     }
 
     /// Number of used objects.
@@ -376,7 +381,7 @@ mod tests {
     #[test]
     fn mark_finds_used_object_around_address() {
         let check = |address, expected: Option<u64>| {
-            assert_eq!(objects().mark(address), expected, "{address:x}");
+            assert_eq!(objects().mark_target(address), expected, "{address:x}");
         };
         check(0x1010, Some(0x1010));
         check(0x1011, Some(0x1010));
@@ -403,12 +408,12 @@ mod tests {
             let objects = objects();
             let (start, head) = (0x1100, 0x1100 + offset);
             objects.set_gc_head(head);
-            let object = objects.object(start).unwrap();
+            let object = objects.object_at(start).unwrap();
             assert_eq!(objects.python_object_in(&object), Some(head + 16));
             for address in [head, head + 8] {
-                assert_eq!(objects.mark(address), None, "{offset}: {address:x}");
+                assert_eq!(objects.mark_target(address), None, "{offset}: {address:x}");
             }
-            assert_eq!(objects.mark(head + 16), Some(start), "{offset}");
+            assert_eq!(objects.mark_target(head + 16), Some(start), "{offset}");
         }
     }
 
@@ -420,7 +425,7 @@ mod tests {
         }
         let objects = Objects::new(vec![span]);
         for address in [0x1010, 0x1028, 0x1040] {
-            objects.mark(address);
+            objects.mark_target(address);
         }
         let has = |address| objects.spans[0].has_pointer_to_start(address);
         // A free object's start, and the end of the last one; not an address inside of an object.
@@ -436,8 +441,8 @@ mod tests {
                 && !objects.may_contain(0x6000_0000)
                 && !objects.may_contain(u64::MAX)
         );
-        assert_eq!(objects.mark(0x1031), Some(0x1030));
-        assert_eq!(objects.mark(0x1031), None);
+        assert_eq!(objects.mark_target(0x1031), Some(0x1030));
+        assert_eq!(objects.mark_target(0x1031), None);
         assert_eq!(objects.marked_unscanned().collect::<Vec<_>>(), [0x1030]);
         assert_eq!(objects.mark_scanned(0x1030), Some(0x1030..0x1038));
         assert_eq!(objects.marked_unscanned().count(), 0);

@@ -9,8 +9,8 @@ use memprof_report::{SampleType, format_amount};
 
 use crate::analysis::{AnalysisOptions, AnalysisReport, AnalyzedSnapshot, OnPhase, Phase};
 use crate::disguised_pointers::mark_disguised;
-use crate::encoded_pointers::mark_encoded;
 use crate::error::Error;
+use crate::fontconfig_pointers::mark_fontconfig_objects;
 use crate::groups::UnsymbolizedGroups;
 use crate::leak_group::LeakGroup;
 use crate::mark::mark_reachable;
@@ -24,8 +24,9 @@ use crate::unsearched::Unsearched;
 /// Time between the two snapshots. A pointer that the program is moving during the first one is stored by the second.
 const SNAPSHOT_DELAY: Duration = Duration::from_secs(1);
 
-/// Name of alternate signal stacks in notes.
-const SIGNAL_STACKS: &str = "alternate signal stacks (sigaltstack(2))";
+/// Name of threads in notes: whether they have such a stack is not known.
+const SIGNAL_STACK_THREADS: &str =
+    "threads that may have an alternate signal stack (sigaltstack(2))";
 
 /// Most words of an object that its checksum covers.
 const MAX_CHECKSUM_WORDS: usize = 512;
@@ -41,20 +42,23 @@ pub struct Proof {
     pub leaked: Vec<LeakGroup>,
 }
 
-/// Finds the leaked objects of a process by two snapshots; by one if it reaches all objects. Blocks for about a second
-/// longer than their analysis takes.
+/// Finds the leaked objects of a process by two snapshots, or by one if all objects are reachable in it. Blocks for the
+/// time of their analysis, and a second between them.
 ///
 /// # Errors
 /// A reason why the process was not analyzed; it runs on as before.
-pub fn prove(pid: u32, options: AnalysisOptions, progress: OnPhase<'_>) -> Result<Proof, Error> {
+pub fn prove_leaks(
+    pid: u32,
+    options: AnalysisOptions,
+    progress: OnPhase<'_>,
+) -> Result<Proof, Error> {
     let program = ProgramWatch::open(pid);
-    let proof = prove_twice(pid, &program, options, progress);
-    proof.map_err(|error| program.explain_error(error, Error::is_transient))
+    let proof = prove_by_two_snapshots(pid, &program, options, progress);
+    proof.map_err(|error| program.explain_error(error, Error::may_be_exit_or_exec))
 }
 
-/// Finds the leaked objects of a process by two snapshots; by one if it reaches all objects. Does not explain errors of
-/// a process that ends meanwhile. Fails as [`prove`] does.
-fn prove_twice(
+/// Like [`prove_leaks`], but does not explain the errors of a process that ends meanwhile.
+fn prove_by_two_snapshots(
     pid: u32,
     program: &ProgramWatch,
     options: AnalysisOptions,
@@ -63,9 +67,9 @@ fn prove_twice(
     let target = CopyTarget::inspect(pid)?;
     let mut report = AnalysisReport::new(&target.status, options);
     let first = report.with_snapshot(&target, options, progress, |report, analyzed| {
-        mark_all(&analyzed, report, progress)?;
+        mark_all_held(&analyzed, report, progress)?;
         let first = UnreachableObjects::new(analyzed)?;
-        report.budget.reserve(first.memory())?;
+        report.budget.reserve(first.memory_size())?;
         Ok(first)
     })?;
     if first.checksums.is_empty() {
@@ -79,7 +83,7 @@ fn prove_twice(
         return Err(Refusal::from(end).into());
     }
     let leaked = report.with_snapshot(&target, options, progress, |report, analyzed| {
-        mark_all(&analyzed, report, progress)?;
+        mark_all_held(&analyzed, report, progress)?;
         mark_signal_stacks(&target, &analyzed, report)?;
         mark_and_note_disguised(&analyzed, report)?;
         Ok(UnsymbolizedGroups::new(
@@ -99,29 +103,29 @@ fn prove_twice(
 ///
 /// # Errors
 /// A reason why the program was not analyzed; it can still end.
-pub fn prove_at_exit(
+pub fn prove_leaks_at_exit(
     exiting: &ExitingProgram,
     options: AnalysisOptions,
     progress: OnPhase<'_>,
 ) -> Result<Proof, Error> {
-    let status = ProcStatus::read_thread(exiting.last_thread())?;
+    let status = ProcStatus::read_thread(exiting.last_tid())?;
     let mut report = AnalysisReport::new(&status, options);
-    let snapshot = Snapshot::at_exit(exiting)?;
+    let snapshot = Snapshot::for_exiting(exiting)?;
     progress(Phase::WalkHeap);
-    let analyzed = report.analyze(&snapshot)?;
+    let analyzed = report.analyze_snapshot(&snapshot)?;
     report.note_unproven(&analyzed);
-    mark_all(&analyzed, &mut report, progress)?;
-    if status.caught != 0 && may_be_signal_stacks(&analyzed.objects) {
+    mark_all_held(&analyzed, &mut report, progress)?;
+    if status.caught != 0 && has_signal_stack_candidate(&analyzed.objects) {
         report.note_unsearched(Unsearched::for_count(
-            1,
-            SIGNAL_STACKS,
-            "it cannot be read at the exit",
+            snapshot.threads.len() as u64,
+            SIGNAL_STACK_THREADS,
+            "their stacks cannot be read at the exit",
         ));
     }
     mark_and_note_disguised(&analyzed, &mut report)?;
     let leaked = UnsymbolizedGroups::new(&analyzed, analyzed.objects.unreachable());
     progress(Phase::Symbolize);
-    let leaked = leaked.symbolize(exiting.last_thread(), &mut report);
+    let leaked = leaked.symbolize(exiting.last_tid(), &mut report);
     Ok(Proof { report, leaked })
 }
 
@@ -145,7 +149,7 @@ impl UnreachableObjects {
         let mut checksums = Vec::with_capacity(count);
         let mut memory = CachedReader::new(&analyzed.view);
         let leaked = analyzed.objects.unreachable();
-        checksums.extend(leaked.map(|object| checksum(&mut memory, &object)));
+        checksums.extend(leaked.map(|object| object_checksum(&mut memory, &object)));
         Ok(Self {
             objects: analyzed.objects.retain_unreachable(),
             checksums,
@@ -153,11 +157,12 @@ impl UnreachableObjects {
     }
 
     /// Memory of the objects and checksums, in bytes.
-    fn memory(&self) -> u64 {
+    fn memory_size(&self) -> u64 {
         self.objects.bitmap_bytes(2) + (self.checksums.capacity() * size_of::<u32>()) as u64
     }
 
-    /// Objects that were unreachable in the earlier snapshot, and are unreachable and unchanged in a later one.
+    /// Returns the objects that were unreachable in the earlier snapshot, and are unreachable, of the same size and
+    /// unchanged in the later one, `analyzed`.
     fn still_unreachable(&self, analyzed: &AnalyzedSnapshot<'_>) -> impl Iterator<Item = Object> {
         let mut memory = CachedReader::new(&analyzed.view);
         let mut before = self.objects.unreachable().zip(&self.checksums).peekable();
@@ -169,16 +174,16 @@ impl UnreachableObjects {
             {}
             let first = before.peek();
             first.is_some_and(|(first, checksum)| {
-                first == object && **checksum == self::checksum(&mut memory, object)
+                first == object && **checksum == object_checksum(&mut memory, object)
             })
         })
     }
 }
 
 /// Checksum of an object's first [`MAX_CHECKSUM_WORDS`] words; a word that cannot be read counts as 0.
-fn checksum(memory: &mut CachedReader<'_>, object: &Object) -> u32 {
+fn object_checksum(memory: &mut CachedReader<'_>, object: &Object) -> u32 {
     let addresses = object.range.clone().step_by(8).take(MAX_CHECKSUM_WORDS);
-    let words = addresses.map(|address| memory.word(address).unwrap_or_default());
+    let words = addresses.map(|address| memory.read_word(address).unwrap_or_default());
     let sum = words.fold(0_u64, |sum, word| {
         (sum.rotate_left(5) ^ word).wrapping_mul(CHECKSUM_FACTOR)
     });
@@ -186,26 +191,30 @@ fn checksum(memory: &mut CachedReader<'_>, object: &Object) -> u32 {
 }
 
 /// Whether an unreachable object is large enough for an alternate signal stack.
-fn may_be_signal_stacks(objects: &Objects) -> bool {
+fn has_signal_stack_candidate(objects: &Objects) -> bool {
     let mut unreachable = objects.unreachable();
     unreachable.any(|object| object.size() >= libc::MINSIGSTKSZ as u64)
 }
 
 /// Marks the objects that are alternate signal stacks, and all that they reach. Does nothing if no unreachable object
-/// can be one. Otherwise the threads are asked for the addresses, and those that cannot tell are noted. Fails with
-/// `Headroom` if the process writes too much meanwhile.
+/// is large enough to be one. Otherwise makes the threads of the process read the addresses, and notes in `report` the
+/// threads that cannot. Fails with `Headroom` if the process writes too much meanwhile.
 fn mark_signal_stacks(
     target: &CopyTarget,
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,
 ) -> Result<(), Error> {
-    if !may_be_signal_stacks(&analyzed.objects) {
+    if !has_signal_stack_candidate(&analyzed.objects) {
         return Ok(());
     }
     let stacks = target.read_signal_stacks();
     if stacks.unread > 0 {
-        let why = "their threads are at no point where they can read them";
-        report.note_unsearched(Unsearched::for_count(stacks.unread, SIGNAL_STACKS, why));
+        let why = "they were at no point where they could be asked";
+        report.note_unsearched(Unsearched::for_count(
+            stacks.unread,
+            SIGNAL_STACK_THREADS,
+            why,
+        ));
     }
     let roots = Roots {
         kernel: stacks.starts,
@@ -233,17 +242,18 @@ fn mark_and_note_disguised(
         let size = format_amount(held.bytes.cast_signed(), SampleType::InuseSpace);
         report.add_warning(format!(
             "{} objects, {size}, are not reported: only disguised pointers hold them (with a tag in the upper bits, \
-             shifted, byte-swapped, unaligned, mangled by glibc, or XORed in a list)",
+             shifted, byte-swapped, unaligned, mangled by glibc, as an interpreter's number, or XORed in a list), or \
+             frames of suspended contexts",
             held.objects
         ));
     }
     Ok(())
 }
 
-/// Marks the objects that the roots reach, those that libfontconfig's hold, arrays without elements, and the garbage
-/// that Python's collector will free.
-/// Records in `report` how many bytes were searched, and which pointers could not be read or recognized.
-fn mark_all(
+/// Marks the objects that the roots reach, those that objects of libfontconfig hold, arrays without elements, and the
+/// garbage that Python's collector will free. Records in `report` how many bytes were searched, and which pointers
+/// could not be read or recognized.
+fn mark_all_held(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,
     progress: OnPhase<'_>,
@@ -272,7 +282,7 @@ fn mark_all(
         .objects
         .mark_empty_arrays(&mut CachedReader::new(&analyzed.view));
     mark_python_garbage(analyzed)?;
-    if let Some(unrecognized) = mark_encoded(analyzed)? {
+    if let Some(unrecognized) = mark_fontconfig_objects(analyzed)? {
         report.note_unsearched(unrecognized);
     }
     Ok(())

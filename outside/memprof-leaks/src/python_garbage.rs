@@ -35,7 +35,7 @@ pub(crate) fn mark_python_garbage(analyzed: &AnalyzedSnapshot<'_>) -> Result<(),
         .map(|start| (start, reference_count(&mut memory, start)))
         .collect();
     for object in objects.unreachable() {
-        for word in words(&mut memory, &object) {
+        for word in object_words(&mut memory, &object) {
             if objects.may_contain(word)
                 && let Some(references) = unexplained_references.get_mut(&(word & !POINTER_FLAGS))
             {
@@ -48,8 +48,8 @@ pub(crate) fn mark_python_garbage(analyzed: &AnalyzedSnapshot<'_>) -> Result<(),
         .filter(|(_, references)| **references > 0);
     // The leaked objects and all that they reach are marked first, and these marks are cleared at last. The second call
     // marks the garbage that is left.
-    let leaked = mark_from(objects, &mut memory, leaked.map(|(start, _)| *start));
-    mark_from(objects, &mut memory, unexplained_references.into_keys());
+    let leaked = mark_all_from(objects, &mut memory, leaked.map(|(start, _)| *start));
+    mark_all_from(objects, &mut memory, unexplained_references.into_keys());
     for start in leaked {
         objects.unmark(start);
     }
@@ -57,17 +57,22 @@ pub(crate) fn mark_python_garbage(analyzed: &AnalyzedSnapshot<'_>) -> Result<(),
 }
 
 /// Marks the objects at `starts` and all that they reach. Returns the starts of those that were not marked before.
-fn mark_from(
+fn mark_all_from(
     objects: &Objects,
     memory: &mut CachedReader<'_>,
     starts: impl Iterator<Item = u64>,
 ) -> Vec<u64> {
-    let mut reached: Vec<u64> = starts.filter_map(|start| objects.mark(start)).collect();
+    let mut reached: Vec<u64> = starts
+        .filter_map(|start| objects.mark_target(start))
+        .collect();
     let mut next = 0;
-    while let Some(object) = reached.get(next).and_then(|start| objects.object(*start)) {
-        let found = words(memory, &object)
+    while let Some(object) = reached
+        .get(next)
+        .and_then(|start| objects.object_at(*start))
+    {
+        let found = object_words(memory, &object)
             .filter(|word| objects.may_contain(*word))
-            .filter_map(|word| objects.mark(word));
+            .filter_map(|word| objects.mark_target(word));
         reached.extend(found);
         next += 1;
     }
@@ -75,7 +80,7 @@ fn mark_from(
 }
 
 /// Words of an object, up to the first that cannot be read.
-fn words(memory: &mut CachedReader<'_>, object: &Object) -> impl Iterator<Item = u64> {
+fn object_words(memory: &mut CachedReader<'_>, object: &Object) -> impl Iterator<Item = u64> {
     let addresses = object.range.clone().step_by(8);
-    addresses.map_while(|address| memory.word(address))
+    addresses.map_while(|address| memory.read_word(address))
 }

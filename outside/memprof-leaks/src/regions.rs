@@ -50,7 +50,7 @@ pub(crate) struct ProcessMemory {
 impl Region {
     /// Whether `process_vm_readv(2)` may read it: it maps no file, whose file system may never deliver a page, and the
     /// process itself may read it.
-    pub(crate) fn is_direct(&self) -> bool {
+    pub(crate) fn supports_direct_read(&self) -> bool {
         !self.has_no_access && !self.is_file
     }
 
@@ -91,7 +91,7 @@ impl ProcessMemory {
     /// Opens the memory of a copy of process `original`. Fails with `Io` if this user may not read it.
     pub(crate) fn open_copy(pid: u32, original: u32) -> Result<Self, Error> {
         let memory = Memory::open_copy_by_child(pid, original);
-        let memory = memory.map_err(Error::io(format!("/proc/{pid}/mem")))?;
+        let memory = memory.map_err(Error::with_action(format!("/proc/{pid}/mem")))?;
         Ok(Self {
             pid: Pid::from_raw(pid.cast_signed()),
             memory: Arc::new(memory),
@@ -157,13 +157,13 @@ impl ViewedParts {
             let (start, offset) = (region.range.start, region.offset);
             let pages = mem::take(&mut region.pages).into_iter();
             let in_object = |run: Range<u64>| run.start - start + offset..run.end - start + offset;
-            region.pages = viewed.add(region, pages.map(in_object));
+            region.pages = viewed.add_parts(region, pages.map(in_object));
         }
         viewed
     }
 
     /// Adds parts of a mapping's object, by offset. Returns the addresses of those that were not shown before.
-    pub(crate) fn add(
+    pub(crate) fn add_parts(
         &mut self,
         region: &Region,
         parts: impl Iterator<Item = Range<u64>>,
@@ -183,14 +183,14 @@ impl ViewedParts {
 }
 
 /// Reads the mappings of a process that `is_included` accepts, with their resident pages. Mappings of the kernel's own,
-/// such as `[vdso]`, get no pages. Fails if the process was killed.
+/// such as `[vdso]`, get no pages. Fails with `Io` if the process was killed, or its mappings cannot be read.
 pub(crate) fn read_regions(
     pid: u32,
     is_included: impl Fn(&Mapping<'_>) -> bool,
 ) -> Result<Vec<Region>, Error> {
     let path = |name: &str| format!("/proc/{pid}/{name}");
-    let maps = fs::read(path("maps")).map_err(Error::io(path("maps")))?;
-    let pages = File::open(path("pagemap")).map_err(Error::io(path("pagemap")))?;
+    let maps = fs::read(path("maps")).map_err(Error::with_action(path("maps")))?;
+    let pages = File::open(path("pagemap")).map_err(Error::with_action(path("pagemap")))?;
     let region = |mapping: Mapping<'_>| {
         let is_shared = mapping.access[3] == b's';
         let is_writable = mapping.access[1] == b'w';

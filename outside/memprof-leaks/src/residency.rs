@@ -65,17 +65,21 @@ impl HeapResidency {
 /// part of a heap is inconsistent, takes another snapshot, up to `MAX_ATTEMPTS` in all.
 ///
 /// # Errors
-/// A reason why the process was not copied; `NoHeap`: memprof cannot read one of its heaps, or a part of one is
-/// inconsistent.
-pub fn heap_residency(pid: u32, options: AnalysisOptions) -> Result<HeapResidency, Error> {
+/// A reason why the process was not copied; `CopyEnded`: the copy was killed; `NoHeap`: memprof cannot read one of its
+/// heaps, or a part of one is inconsistent.
+pub fn measure_heap_residency(pid: u32, options: AnalysisOptions) -> Result<HeapResidency, Error> {
     let target = CopyTarget::inspect(pid)?;
     let mut inconsistent = Vec::new();
     for _ in 0..MAX_ATTEMPTS {
         let mut budget = MemoryBudget::new(target.status.resident, options.max_memory);
-        let snapshot = target.snapshot(options.max_pause, budget.remaining() / 2)?;
+        let snapshot = target.take_snapshot(options.max_pause, budget.remaining() / 2)?;
         let measured = measure_heaps(&snapshot, &mut budget);
+        let has_copy_ended = snapshot.has_copy_ended();
         // A copy that was not reaped does not change the result.
         snapshot.release(&target);
+        if has_copy_ended {
+            return Err(Error::CopyEnded);
+        }
         match measured? {
             Ok(residency) => return Ok(residency),
             Err(parts) => inconsistent = parts,
@@ -101,7 +105,7 @@ fn measure_heaps(
     }
     let pagemap = |pid: u32| {
         let path = format!("/proc/{pid}/pagemap");
-        File::open(&path).map_err(Error::io(path))
+        File::open(&path).map_err(Error::with_action(path))
     };
     let (copy, live) = (pagemap(snapshot.copy_pid())?, pagemap(snapshot.pid)?);
     let pages = |is_included: &dyn Fn(&Region) -> bool| {
@@ -226,13 +230,13 @@ fn account_span(
         let Some(range) = free else { return };
         let bytes = normal.bytes_in(&range);
         accounted += bytes;
-        let pages = normal.bytes_in(&trimmed_pages(span, &range));
+        let pages = normal.bytes_in(&purgeable_pages(span, &range));
         sum.fragments += bytes - pages;
         sum.free_pages += pages;
         sum.purgeable += pages;
     };
     let mut used_bytes = 0;
-    for (object, is_used) in span.all() {
+    for (object, is_used) in span.all_objects() {
         let range = object.range;
         if !is_used {
             // A header between two free chunks is free memory, too.
@@ -258,7 +262,7 @@ fn account_span(
 }
 
 /// Whole pages of a free range that a purge releases. Empty for a heap without headers, whose spans are pages in use.
-fn trimmed_pages(span: &Span, free: &Range<u64>) -> Range<u64> {
+fn purgeable_pages(span: &Span, free: &Range<u64>) -> Range<u64> {
     if !span.has_headers() {
         return 0..0;
     }

@@ -106,7 +106,7 @@ impl Pages {
 
     /// Whether a page with this pagemap entry is of this kind. The kernel's shared page of zeros looks like any other
     /// page there, so it counts too.
-    fn contains(self, entry: u64) -> bool {
+    fn contains_entry(self, entry: u64) -> bool {
         let categories = [
             (PRESENT, PAGE_IS_PRESENT),
             (SWAPPED, PAGE_IS_SWAPPED),
@@ -145,6 +145,7 @@ fn scan_pagemap(
             end: range.end,
             vec: runs.as_mut_ptr() as u64,
             vec_len: MAX_RUNS as u64,
+            // A page must have all categories of the mask, here inverted: none of the excluded ones.
             category_inverted: pages.excluded,
             category_mask: pages.excluded,
             category_anyof_mask: pages.any,
@@ -180,7 +181,7 @@ fn read_pagemap(
         pagemap.read_exact_at(&mut entries[..length], address / PAGE_SIZE * 8)?;
         for entry in entries[..length].chunks_exact(8) {
             let entry = u64::from_le_bytes(entry.try_into().expect("eight bytes"));
-            if pages.contains(entry) {
+            if pages.contains_entry(entry) {
                 push_run(&mut found, address..address + PAGE_SIZE);
             }
             address += PAGE_SIZE;

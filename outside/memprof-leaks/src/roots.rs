@@ -17,6 +17,8 @@ use crate::unsearched::Unsearched;
 pub(crate) struct Roots {
     /// Memory outside the heap, by address.
     pub(crate) ranges: Vec<Range<u64>>,
+    /// Parts of stacks that are not scanned: below the stack pointers of their threads.
+    pub(crate) unused_stacks: Vec<Range<u64>>,
     /// Words that the kernel has stored for the process.
     pub(crate) kernel: Vec<u64>,
     /// Memory and kernel objects that may hold pointers and could not be scanned.
@@ -30,7 +32,7 @@ pub(crate) fn find_roots(snapshot: &Snapshot, view: &SnapshotMemory, own: &[Rang
     // While a child of vfork(2) shares the memory, its frames lie right below its parent's, so no part counts as
     // unused.
     let unused = match count_memory_sharers(snapshot.pid) {
-        0 => stack_blocks::unused_parts(view, &snapshot.threads, snapshot.pid),
+        0 => stack_blocks::unused_stack_parts(view, &snapshot.threads, snapshot.pid),
         _ => Vec::new(),
     };
     for region in &view.regions {
@@ -53,6 +55,7 @@ pub(crate) fn find_roots(snapshot: &Snapshot, view: &SnapshotMemory, own: &[Rang
             }
         }
     }
+    roots.unused_stacks = unused;
     roots.unsearched.extend(snapshot.uncopied.notes());
     roots.unsearched.extend(snapshot.shared.notes());
     roots.unsearched.extend(view.unread_shared.iter().cloned());

@@ -12,7 +12,7 @@ const CONFIDENCE_QUANTILE: f64 = 1.645;
 
 /// Sets the probable origin of each group without a stack, if other groups of its class and size have stacks.
 /// `interval` is the least mean of bytes between the samples.
-pub(crate) fn add_origins(groups: &mut [LeakGroup], interval: u64) {
+pub(crate) fn set_probable_origins(groups: &mut [LeakGroup], interval: u64) {
     let mut by_kind: HashMap<_, BTreeMap<String, u64>> = HashMap::new();
     for group in groups.iter() {
         if let Some(function) = group.stack.as_ref().and_then(|stack| stack.row_function()) {
@@ -25,7 +25,7 @@ pub(crate) fn add_origins(groups: &mut [LeakGroup], interval: u64) {
     for group in groups.iter_mut().filter(|group| group.stack.is_none()) {
         let kind = by_kind.get(&(group.class.clone(), group.size));
         group.origin = kind.map(|samples| {
-            SampledOrigin::new(
+            SampledOrigin::from_samples(
                 samples,
                 group.objects,
                 sampling_probability(group.size, interval),
@@ -44,7 +44,7 @@ impl SampledOrigin {
     /// Derives the origin of `unsampled` objects from the samples of each function. Each object was sampled with that
     /// `probability`, if sampling was on when it was allocated. Keeps the [`MAX_FUNCTIONS`] functions with most
     /// samples. The origin counts as probable if the first of them must have allocated more than half of the objects.
-    fn new(samples: &BTreeMap<String, u64>, unsampled: u64, probability: f64) -> Self {
+    fn from_samples(samples: &BTreeMap<String, u64>, unsampled: u64, probability: f64) -> Self {
         let shares = samples.iter().map(|(function, sampled)| OriginShare {
             function: function.clone(),
             sampled: *sampled,
@@ -61,8 +61,8 @@ impl SampledOrigin {
     }
 }
 
-/// Least number of objects without a sample that come with `sampled` ones, with 95 % confidence: the number of samples
-/// is binomially distributed.
+/// Least number of objects without a sample that come with `sampled` ones, with 95 % confidence. Each was sampled with
+/// `probability`, so the number of samples is binomially distributed, which this approximates by a normal distribution.
 fn least_unsampled(sampled: u64, probability: f64) -> f64 {
     let sampled = sampled as f64;
     let deviation = (sampled * (1.0 - probability)).sqrt();
@@ -93,7 +93,7 @@ mod tests {
     /// Checks the origin of the last group, as `function: sampled` and whether it is probable.
     fn check(groups: &[LeakGroup], interval: u64, expected: Option<(&str, bool)>) {
         let mut groups = groups.to_vec();
-        add_origins(&mut groups, interval);
+        set_probable_origins(&mut groups, interval);
         let found = groups.last().unwrap().origin.as_ref().map(|origin| {
             let shares = origin.functions.iter();
             let shares = shares.map(|share| format!("{}: {}", share.function, share.sampled));

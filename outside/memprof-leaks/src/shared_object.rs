@@ -10,8 +10,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use memprof_ptrace::mapped_file::open_regular;
-use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs};
+use memprof_ptrace::mapped_file::open_regular_file;
+use nix::sys::statfs::{FsType, HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs, statfs};
 
 use crate::regions::Region;
 
@@ -32,22 +32,28 @@ impl SharedObject {
     /// path, else by a descriptor of the process; each must have the mapping's inode. `None` if it is a file on FUSE,
     /// which may block forever, or if this user may not open it: without privileges, the object of anonymous memory has
     /// no name.
-    pub(crate) fn open_mapped(pid: i32, region: &Region) -> Option<Self> {
+    pub(crate) fn open_mapped_file(pid: i32, region: &Region) -> Option<Self> {
         if region.is_on_fuse(pid) {
             return None;
         }
         let Range { start, end } = region.range;
         // map_files needs privileges, the path may name another file, and the descriptor may be closed. The inode
         // identifies the object.
-        let open = |path: String| open_regular(Path::new(&path), region.inode);
+        let open = |path: String| open_regular_file(Path::new(&path), region.inode);
         let file = open(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
         let file = file.or_else(|| open(format!("/proc/{pid}/root{}", region.name)));
         file.or_else(|| {
             let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
             let mut paths = descriptors.flatten().map(|entry| entry.path());
-            paths.find_map(|path| open_regular(&path, region.inode))
+            paths.find_map(|path| open_regular_file(&path, region.inode))
         })
         .map(Self::from_file)
+    }
+
+    /// Whether a file is in memory only, or a POSIX message queue. Does not open it.
+    pub(crate) fn is_in_memory(path: &Path) -> bool {
+        let kind = statfs(path).map(|status| status.filesystem_type());
+        kind.is_ok_and(|kind| is_memory_kind(kind) || is_message_queue_kind(kind))
     }
 
     /// Wraps an opened file, and looks up whether it is in memory or a POSIX message queue. Later calls change the
@@ -55,8 +61,8 @@ impl SharedObject {
     pub(crate) fn from_file(file: File) -> Self {
         let kind = fstatfs(&file).map(|status| status.filesystem_type());
         Self {
-            is_memory: kind.is_ok_and(|kind| kind == TMPFS_MAGIC || kind == HUGETLBFS_MAGIC),
-            is_message_queue: kind.is_ok_and(|kind| kind.0 == MQUEUE_MAGIC),
+            is_memory: kind.is_ok_and(is_memory_kind),
+            is_message_queue: kind.is_ok_and(is_message_queue_kind),
             file,
         }
     }
@@ -73,9 +79,9 @@ impl SharedObject {
         let mut data = Vec::new();
         let mut offset = range.start;
         while offset < range.end
-            && let Ok(start) = seek(&self.file, offset, libc::SEEK_DATA)
+            && let Ok(start) = seek_data_or_hole(&self.file, offset, libc::SEEK_DATA)
         {
-            let end = seek(&self.file, start, libc::SEEK_HOLE).unwrap_or(range.end);
+            let end = seek_data_or_hole(&self.file, start, libc::SEEK_HOLE).unwrap_or(range.end);
             if start >= range.end || end <= start {
                 break;
             }
@@ -99,15 +105,26 @@ impl SharedObject {
         done
     }
 
-    /// Size in bytes; 0 if it cannot be read.
+    /// Size in bytes; 0 if it cannot be read. Moves the file's position.
     pub(crate) fn size(&self) -> u64 {
         let mut file = &self.file;
         file.seek(SeekFrom::End(0)).unwrap_or(0)
     }
 }
 
-/// Finds the next data or hole of a file at or after an offset (lseek(2)). Fails if there is none.
-fn seek(file: &File, offset: u64, whence: libc::c_int) -> io::Result<u64> {
+/// Whether files of a file system exist in memory only.
+fn is_memory_kind(kind: FsType) -> bool {
+    kind == TMPFS_MAGIC || kind == HUGETLBFS_MAGIC
+}
+
+/// Whether files of a file system are POSIX message queues.
+fn is_message_queue_kind(kind: FsType) -> bool {
+    kind.0 == MQUEUE_MAGIC
+}
+
+/// Finds the next data (`whence` is `SEEK_DATA`) or hole (`SEEK_HOLE`) of a file at or after an offset (lseek(2)), and
+/// moves the file's position there. Fails if there is none.
+fn seek_data_or_hole(file: &File, offset: u64, whence: libc::c_int) -> io::Result<u64> {
     let whence = match whence {
         libc::SEEK_DATA => nix::unistd::Whence::SeekData,
         _ => nix::unistd::Whence::SeekHole,

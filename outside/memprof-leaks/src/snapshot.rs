@@ -6,6 +6,7 @@
 
 mod emulator;
 mod headroom;
+mod headroom_watch;
 mod reap;
 mod signal_stacks;
 pub(crate) mod smaps;
@@ -31,7 +32,9 @@ use memprof_ptrace::remote_call::{
 };
 use memprof_ptrace::{Purpose, Refusal, examine_for};
 
+use crate::c_library::is_c_library;
 use crate::error::Error;
+use headroom_watch::HeadroomWatch;
 pub use reap::{SearchEnd, reap_copies};
 pub use threads::Registers;
 pub(crate) use uncopied::UncopiedMemory;
@@ -60,6 +63,8 @@ pub struct CopyTarget {
 /// State of a process at one moment.
 #[derive(Debug)]
 pub struct Snapshot {
+    /// Ends before the copy, which it may kill.
+    watch: Option<HeadroomWatch>,
     copy: Option<ProcessCopy>,
     /// Id of the process that was copied.
     pub pid: u32,
@@ -78,27 +83,22 @@ pub struct Snapshot {
     pub(crate) devices: Vec<Range<u64>>,
 }
 
-/// Whether a file has a name of glibc's: `libc.so.6`, or before 2.34 also `libc-2.`.
-fn is_c_library(path: &[u8]) -> bool {
-    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    name.starts_with(b"libc.so") || name.starts_with(b"libc-2.")
-}
-
 impl CopyTarget {
-    /// Checks without stopping the process whether it can be copied. Locks it against other instances of memprof.
+    /// Checks without stopping the process whether it can be copied. Locks it against other instances of memprof, for
+    /// which it waits up to a second.
     ///
     /// # Errors
     /// A reason why it cannot.
     pub fn inspect(pid: u32) -> Result<Self, Error> {
         let memory = Memory::open_by_child(pid);
         // Locked first: another memprof that holds the lock also traces the process, which an examination would refuse.
-        let locked = memory.as_ref().map(wait_for_lock);
+        let locked = memory.as_ref().map(lock_with_timeout);
         // The examination comes before the result of the opening, because its refusal has the reason.
         let status = examine_for(Purpose::Read, pid)?.status;
         locked
             .unwrap_or(Ok(()))
-            .map_err(Error::io("another memprof is at work on it"))?;
-        let memory = memory.map_err(Error::io(format!("/proc/{pid}/mem")))?;
+            .map_err(Error::with_action("another memprof is at work on it"))?;
+        let memory = memory.map_err(Error::with_action(format!("/proc/{pid}/mem")))?;
         let maps = read_proc_file(pid, "maps")?;
         if let Some(program) = emulator::find_emulated_program(&maps, &memory) {
             return Err(Error::Emulated { program });
@@ -116,7 +116,7 @@ impl CopyTarget {
             })
             .find_map(|each| Gadgets::find(&memory, &each.range));
         // Reads through the child are too slow while threads are stopped.
-        memory.read_directly()?;
+        memory.switch_to_direct_reads()?;
         let gadgets = gadgets.ok_or(Error::NoThread(
             "memprof does not know the signal return code of its C library",
         ))?;
@@ -133,11 +133,12 @@ impl CopyTarget {
     ///
     /// # Errors
     /// A reason why it could not be copied; it runs on as before.
-    pub fn snapshot(&self, limit: Duration, max_bytes: u64) -> Result<Snapshot, Error> {
+    pub fn take_snapshot(&self, limit: Duration, max_bytes: u64) -> Result<Snapshot, Error> {
         let mappings = smaps::parse_smaps(&read_proc_file(self.pid, "smaps")?);
-        headroom::require_headroom(self.pid, &mappings)?;
+        let pinned = self.status.pinned.min(smaps::private_bytes(&mappings));
+        headroom::require_headroom(self.pid, &mappings, pinned)?;
         userfault::require_no_fork_events(self.pid, &mappings)?;
-        let estimate = smaps::estimate_pause(&mappings, self.status.threads);
+        let estimate = smaps::estimate_pause(&mappings, self.status.threads, pinned);
         if estimate > limit {
             return Err(Error::LongPause { estimate, limit });
         }
@@ -154,7 +155,7 @@ impl CopyTarget {
         let start = Instant::now();
         let mut threads = threads::stop_all(self.pid, limit)?;
         // The copy cannot be interrupted: a long one does not begin if the threads took too long to stop.
-        let copy_time = estimate.saturating_sub(smaps::thread_stop_time(self.status.threads));
+        let copy_time = estimate.saturating_sub(smaps::estimate_stop_time(self.status.threads));
         let needed = start.elapsed() + copy_time;
         if copy_time > smaps::MEASURED_FROM && needed > limit {
             drop(threads);
@@ -169,12 +170,14 @@ impl CopyTarget {
             return Err(process_gone_refusal(self.pid).into());
         }
         let maps = read_proc_file(self.pid, "maps")?;
-        let (chosen, stopped) = threads.pick_thread(|thread| self.can_clone(&maps, thread))?;
+        let (chosen, stopped) =
+            threads.pick_thread(|thread| self.has_frame_memory(&maps, thread))?;
         let context = chosen.saved_context();
         let end = self
-            .frame_memory(&maps, &context, chosen.tid)
+            .frame_memory_end(&maps, &context, chosen.tid)
             .ok_or(Error::NoThread("its stacks have no room"))?;
-        // The last mask blocks all signals.
+        // The copy shares the table of descriptors (`CLONE_FILES`). The mask of ones blocks all signals during the
+        // call.
         let frames = build_clone_frames(
             libc::CLONE_FILES as u64,
             end,
@@ -184,7 +187,7 @@ impl CopyTarget {
         );
         for (address, bytes) in &frames.writes {
             let written = self.memory.write(*address, bytes);
-            written.map_err(Error::io("failed to write to a stack"))?;
+            written.map_err(Error::with_action("failed to write to a stack"))?;
         }
         let cloned = stopped.run_clone(
             &frames.registers,
@@ -202,6 +205,8 @@ impl CopyTarget {
             drop(stopped);
             copy
         });
+        let watch = copy.as_ref().ok();
+        let watch = watch.map(|copy| HeadroomWatch::start(self.pid, copy.pid()));
         // If the libraries cannot be read, all registers count as roots, also those with values that
         // functions have left behind.
         let loaded = loaded_libraries(&self.memory, &maps).unwrap_or_default();
@@ -209,6 +214,7 @@ impl CopyTarget {
         let stopped = start.elapsed();
         let copy = copy.map_err(Error::NotCloned)?;
         let mut snapshot = Snapshot {
+            watch,
             copy: Some(copy),
             pid: self.pid,
             stopped,
@@ -224,6 +230,11 @@ impl CopyTarget {
                 (snapshot.uncopied, snapshot.shared) = (Arc::new(uncopied), Arc::new(shared));
             }
             Err(error) => {
+                let error = if snapshot.has_copy_ended() {
+                    Error::CopyEnded
+                } else {
+                    error
+                };
                 // The error matters more than whether the copy was reaped.
                 snapshot.release(self);
                 return Err(error);
@@ -232,14 +243,15 @@ impl CopyTarget {
         Ok(snapshot)
     }
 
-    /// Whether there is memory for the frames with which a thread clones the process.
-    fn can_clone(&self, maps: &[u8], thread: &threads::SnapshotThread) -> bool {
-        self.frame_memory(maps, &thread.saved_context(), thread.tid)
+    /// Whether there is memory for the call frames with which `thread` copies the process or makes another remote call.
+    fn has_frame_memory(&self, maps: &[u8], thread: &threads::SnapshotThread) -> bool {
+        self.frame_memory_end(maps, &thread.saved_context(), thread.tid)
             .is_some()
     }
 
-    /// End address of memory for a thread's call frames. `None` if its stack has no room and there is no other.
-    fn frame_memory(&self, maps: &[u8], context: &SavedContext<'_>, tid: u32) -> Option<u64> {
+    /// Address of the end of free memory for a thread's call frames. `None` if its stack has no room and no other
+    /// memory is found.
+    fn frame_memory_end(&self, maps: &[u8], context: &SavedContext<'_>, tid: u32) -> Option<u64> {
         let owner = StackOwner {
             is_main: tid == self.pid,
             stack_end: remote_call::top_below_red_zone(context),
@@ -248,7 +260,7 @@ impl CopyTarget {
         find_frame_memory(&self.memory, maps, owner, clone_frames_size(context))
     }
 
-    /// Whether it still executes the program that was inspected, to which the opened memory belongs.
+    /// Whether the process still executes the program that was inspected, to which the opened memory belongs.
     fn is_same_program(&self) -> bool {
         let code = self.memory.read_array(self.gadgets.system_call);
         code.is_ok_and(|code| code == remote_call::SYSTEM_CALL)
@@ -257,21 +269,22 @@ impl CopyTarget {
 }
 
 impl Snapshot {
-    /// Snapshot of a program that is stopped in exit. Its memory is read in place, and no process is forked: it no
-    /// longer changes. Fails with `Io` if its registers cannot be read, and with `Refused` if it has ended.
-    pub(crate) fn at_exit(exiting: &ExitingProgram) -> Result<Self, Error> {
-        let pid = exiting.last_thread();
+    /// Creates the snapshot of a program that is stopped in exit. Its memory is read in place, without a copy, because
+    /// it no longer changes. Fails with `Io` if its registers cannot be read, and with `Refused` if it has ended.
+    pub(crate) fn for_exiting(exiting: &ExitingProgram) -> Result<Self, Error> {
+        let pid = exiting.last_tid();
         let maps = read_proc_file(pid, "maps")?;
         let mappings = smaps::parse_smaps(&read_proc_file(pid, "smaps")?);
         let loaded = Memory::open(pid).and_then(|memory| loaded_libraries(&memory, &maps));
         let loaded = loaded.unwrap_or_default();
         let threads = Registers::read_at_exit(exiting, &maps, &loaded);
         Ok(Self {
+            watch: None,
             copy: None,
             pid,
             stopped: Duration::ZERO,
             estimate: Duration::ZERO,
-            threads: threads.map_err(Error::io("failed to read its registers"))?,
+            threads: threads.map_err(Error::with_action("failed to read its registers"))?,
             uncopied: Arc::default(),
             shared: Arc::default(),
             devices: smaps::device_ranges(&mappings),
@@ -290,27 +303,38 @@ impl Snapshot {
         let Some(copy) = self.copy.take() else {
             return true;
         };
+        self.watch = None;
         let pid = copy.pid();
         let status = ProcStatus::read_thread(pid);
-        copy.end();
+        copy.kill();
         let reaped = status
             .map_err(Error::from)
-            .and_then(|status| target.reap(&status, pid, Some(copy)));
+            .and_then(|status| target.reap_child(&status, pid, Some(copy)));
         reaped.is_ok() && !reap::process_exists(pid)
     }
 
-    /// Fails with `Headroom` if the pages that the kernel duplicates leave too little memory for further writes.
+    /// Whether the copy was killed, so that its memory cannot be read. False if there is no copy.
+    pub(crate) fn has_copy_ended(&self) -> bool {
+        self.copy.as_ref().is_some_and(ProcessCopy::has_ended)
+    }
+
+    /// Fails with `Headroom` if too little memory is left for the pages that the process still writes, each of which
+    /// the kernel duplicates, and with `CopyEnded` if the copy was killed. Never fails if there is no copy.
     pub(crate) fn require_headroom(&self) -> Result<(), Error> {
-        headroom::require_memory(self.pid, 0)
+        match &self.copy {
+            Some(copy) if copy.has_ended() => Err(Error::CopyEnded),
+            Some(_) => headroom::require_reserve(self.pid),
+            None => Ok(()),
+        }
     }
 }
 
 /// Locks the process against other instances of memprof that write to its stacks. Waits for one that cleans up
 /// after a killed search: it holds the lock only for a moment. Fails after [`LOCK_TIMEOUT`].
-fn wait_for_lock(memory: &Memory) -> io::Result<()> {
+fn lock_with_timeout(memory: &Memory) -> io::Result<()> {
     let start = Instant::now();
     loop {
-        match memory.try_lock() {
+        match memory.try_lock_process() {
             Ok(()) => return Ok(()),
             Err(error) if start.elapsed() > LOCK_TIMEOUT => return Err(error.into()),
             Err(_) => thread::sleep(POLL_INTERVAL),

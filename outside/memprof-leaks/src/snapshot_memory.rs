@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::mem;
+use std::ops::Range;
 use std::sync::Arc;
 
 use memprof_ptrace::memory::Memory;
@@ -13,11 +14,18 @@ use crate::resident_pages::PAGE_SIZE;
 use crate::shared_object::SharedObject;
 use crate::snapshot::{Snapshot, UncopiedMemory};
 use crate::unsearched::Unsearched;
+use crate::words::{WORD, WORD_STEP};
 
 /// Bytes that are read at a time.
 pub(crate) const BLOCK_SIZE: usize = 256 << 10;
 /// Least bytes of a block: two pages, because a word may reach into the second.
 const MIN_BLOCK_SIZE: usize = 2 * PAGE_SIZE as usize;
+/// Like [`WORD_STEP`], but in code: instructions, e.g. those of a JVM's compiler, contain pointers at any address.
+const CODE_STEP: usize = 1;
+/// Bytes by which a block overlaps the next one: the rest of a word that begins at the block's last byte.
+const BLOCK_OVERLAP: usize = WORD - 1;
+/// Most bytes of a block of [`split_into_blocks`].
+pub(crate) const MAX_BLOCK_LEN: usize = BLOCK_SIZE + BLOCK_OVERLAP;
 /// Most bytes of files on disks that are searched beyond the resident pages of their mappings.
 const MAX_DISK_BYTES: u64 = 1 << 30;
 
@@ -37,7 +45,7 @@ pub(crate) struct SnapshotMemory {
 }
 
 impl SnapshotMemory {
-    /// Memory of the copy and of the running process, from which the snapshot is read.
+    /// Returns the two memories from which the snapshot is read: that of the copy, and that of the running process.
     pub(crate) fn memories(&self) -> [Arc<Memory>; 2] {
         [self.copy.memory(), self.live.memory()]
     }
@@ -84,9 +92,9 @@ impl SnapshotMemory {
                 .map(|pages| pages.end - pages.start)
                 .sum();
             let is_unwritable = snapshot.unwritable.contains(&region.range);
-            let Some(object) = SharedObject::open_mapped(self.live.pid(), region) else {
+            let Some(object) = SharedObject::open_mapped_file(self.live.pid(), region) else {
                 let size = region.range.end - region.range.start;
-                // Its resident pages can be read in the running process.
+                // The resident pages of the mapping can be read in the running process.
                 unopened += if is_unwritable { 0 } else { size - resident };
                 continue;
             };
@@ -105,7 +113,7 @@ impl SnapshotMemory {
             // Reading more of the disk would take too long.
             let is_read = object.is_memory || bytes <= on_disk;
             if is_read {
-                let untouched = viewed.add(region, data.into_iter());
+                let untouched = viewed.add_parts(region, data.into_iter());
                 region.pages.extend(untouched);
                 region.pages = merge_ranges(mem::take(&mut region.pages));
             } else {
@@ -120,7 +128,7 @@ impl SnapshotMemory {
             (
                 unopened,
                 "shared memory that the process itself has not touched",
-                "only a privileged user can read it",
+                "only a privileged user can read it, and nobody while a process has a lease on it (fcntl(2))",
             ),
             (unread, "files that are mapped shared", "they are too large"),
         ] {
@@ -156,6 +164,18 @@ impl SnapshotMemory {
             .filter(|region| region.range.contains(&address))
     }
 
+    /// Distance in bytes of the words that may be pointers in the mapping that contains an address: less in executable
+    /// memory.
+    pub(crate) fn word_step(&self, address: u64) -> usize {
+        match self
+            .region(address)
+            .is_some_and(|region| region.is_executable)
+        {
+            true => CODE_STEP,
+            false => WORD_STEP,
+        }
+    }
+
     /// Reads as many bytes at an address as can be read, across mappings, and returns their number.
     pub(crate) fn read(&self, address: u64, buffer: &mut [u8]) -> usize {
         let mut done = 0;
@@ -173,25 +193,30 @@ impl SnapshotMemory {
         done
     }
 
-    /// Reads as [`Self::read`] does, within a mapping. A copied mapping is read in the copy. Of another one, the saved
-    /// content replaces what is read in the running process: its file's pages, or all of them if nothing was saved.
+    /// Reads as [`Self::read`] does, within a mapping. A copied mapping is read in the copy. Another one is read in the
+    /// running process if it maps a file, or if nothing was saved; saved content then replaces what was read, and the
+    /// rest is zeros.
     fn read_region(&self, region: &Region, address: u64, buffer: &mut [u8]) -> usize {
         if region.is_shared {
             return self.read_shared(region, address, buffer);
         }
         if !region.is_uncopied {
-            return self.copy.read(address, buffer, region.is_direct());
+            return self
+                .copy
+                .read(address, buffer, region.supports_direct_read());
         }
         // The running process still has the file's unchanged pages; the changed ones were saved.
         let mut read = 0;
         if region.is_file || !self.uncopied.is_saved() {
-            read = self.live.read(address, buffer, region.is_direct());
+            read = self
+                .live
+                .read(address, buffer, region.supports_direct_read());
         }
         if !self.uncopied.is_saved() {
             return read;
         }
         buffer[read..].fill(0);
-        self.uncopied.read(address, buffer);
+        self.uncopied.copy_saved_into(address, buffer);
         buffer.len()
     }
 
@@ -211,21 +236,22 @@ impl SnapshotMemory {
             {
                 let (start, stop) = (pages.start.max(address), pages.end.min(end));
                 let (from, to) = ((start - address) as usize, (stop - address) as usize);
-                let read = self
-                    .live
-                    .read(start, &mut buffer[from..to], region.is_direct());
+                let read =
+                    self.live
+                        .read(start, &mut buffer[from..to], region.supports_direct_read());
                 if read < to - from {
                     return from + read;
                 }
             }
         }
-        self.shared.read(address, buffer);
+        self.shared.copy_saved_into(address, buffer);
         buffer.len()
     }
 
-    /// Mapping of the file to which an address belongs. `None` if it belongs to no file. Variables without an
-    /// initial value are in an anonymous mapping behind the file's.
-    pub(crate) fn file_region(&self, address: u64) -> Option<&Region> {
+    /// Returns the file mapping to which an address belongs. `None` if it belongs to no file. An address in an unnamed
+    /// mapping right behind a writable file mapping belongs to the latter: a file's variables without an initial value
+    /// are there.
+    pub(crate) fn owning_file_region(&self, address: u64) -> Option<&Region> {
         let region = self.region(address)?;
         if region.is_file || !region.name.is_empty() {
             return Some(region).filter(|region| region.is_file);
@@ -236,7 +262,7 @@ impl SnapshotMemory {
 
     /// Text at an address up to its zero byte. `None` if there is none in `limit` bytes, or the text is not UTF-8
     /// or cannot be read.
-    pub(crate) fn text(&self, address: u64, limit: usize) -> Option<String> {
+    pub(crate) fn read_text(&self, address: u64, limit: usize) -> Option<String> {
         let mut bytes = vec![0; limit];
         let read = self.read(address, &mut bytes);
         let end = bytes[..read].iter().position(|byte| *byte == 0)?;
@@ -245,15 +271,23 @@ impl SnapshotMemory {
     }
 
     /// Word of a structure at an offset, in bytes. `None` if it cannot be read.
-    pub(crate) fn field(&self, structure: u64, offset: u64) -> Option<u64> {
-        self.word(structure.checked_add(offset)?)
+    pub(crate) fn read_field(&self, structure: u64, offset: u64) -> Option<u64> {
+        self.read_word(structure.checked_add(offset)?)
     }
 
     /// Word at an address. `None` if it cannot be read.
-    pub(crate) fn word(&self, address: u64) -> Option<u64> {
+    pub(crate) fn read_word(&self, address: u64) -> Option<u64> {
         let mut bytes = [0; 8];
         (self.read(address, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
     }
+}
+
+/// Splits a range into blocks of [`BLOCK_SIZE`] bytes. Each also has the rest of a word that begins before its end.
+pub(crate) fn split_into_blocks(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let end = range.end;
+    range
+        .step_by(BLOCK_SIZE)
+        .map(move |start| start..end.min(start + MAX_BLOCK_LEN as u64))
 }
 
 /// Reader of words that are near each other: keeps the last block. The size of blocks doubles, up to [`BLOCK_SIZE`],
@@ -269,7 +303,7 @@ pub(crate) struct CachedReader<'a> {
 }
 
 impl<'a> CachedReader<'a> {
-    /// Reader of a snapshot, without a block yet.
+    /// Creates a reader of a snapshot, without a block yet.
     pub(crate) fn new(view: &'a SnapshotMemory) -> Self {
         Self {
             view,
@@ -280,18 +314,18 @@ impl<'a> CachedReader<'a> {
         }
     }
 
-    /// Word at an address, from the block if it is there. Does not replace the block. `None` if it cannot be read.
-    pub(crate) fn uncached_word(&self, address: u64) -> Option<u64> {
+    /// Word at an address, from the block if it is there, but never replaces the block. `None` if it cannot be read.
+    pub(crate) fn word_without_caching(&self, address: u64) -> Option<u64> {
         let offset = address
             .checked_sub(self.start)
             .map(|offset| offset as usize);
         let cached = offset.and_then(|offset| self.cached_word(offset));
-        cached.or_else(|| self.view.word(address))
+        cached.or_else(|| self.view.read_word(address))
     }
 
     /// Word at an address. If the block lacks it, reads a new block from its page on, which is larger if the address
     /// follows the last block. `None` if it cannot be read.
-    pub(crate) fn word(&mut self, address: u64) -> Option<u64> {
+    pub(crate) fn read_word(&mut self, address: u64) -> Option<u64> {
         let end = self.start + self.length as u64;
         if address < self.start || address.checked_add(8)? > end {
             let start = address & !(PAGE_SIZE - 1);

@@ -25,8 +25,8 @@ pub(crate) struct Stacks<'a> {
 }
 
 impl<'a> Stacks<'a> {
-    /// Reader of the stacks of sampled objects. `contexts` are the addresses of the objects that jemalloc's profiler
-    /// sampled, each with its context, sorted; `sampled` are the tables of memprof's sampler.
+    /// Creates a reader of the stacks of sampled objects. `contexts` are the addresses of the objects that jemalloc's
+    /// profiler sampled, each with its context, sorted; `sampled` are the tables of memprof's sampler.
     pub(crate) fn new(
         view: &'a SnapshotMemory,
         contexts: &'a [(u64, u64)],
@@ -44,13 +44,15 @@ impl<'a> Stacks<'a> {
     /// neither sampled the object, or the stack cannot be read.
     pub(crate) fn stack_of(&mut self, start: u64) -> Option<Stack> {
         self.jemalloc_stack(start)
-            .or_else(|| self.sampled.stack(self.view, start))
+            .or_else(|| self.sampled.read_stack(self.view, start))
     }
 
     /// Mean bytes between the samples. `None` if there are none, or jemalloc's profiler took some: it gives a sampled
     /// object another size than others of that kind have.
-    pub(crate) fn interval(&self) -> Option<u64> {
-        self.sampled.interval().filter(|_| self.contexts.is_empty())
+    pub(crate) fn sample_interval(&self) -> Option<u64> {
+        self.sampled
+            .min_sample_interval()
+            .filter(|_| self.contexts.is_empty())
     }
 
     /// Stack of the object at `start` from jemalloc's profiler. `None` if the object is not sampled, or its
@@ -106,8 +108,8 @@ pub(crate) fn executable_mappings(view: &SnapshotMemory) -> Vec<Mapping> {
     mappings.collect()
 }
 
-/// Whether the byte before an address is in executable memory, as for a return address.
-fn is_code(view: &SnapshotMemory, address: u64) -> bool {
+/// Whether an address may be a return address: the byte before it is in executable memory.
+fn may_be_return_address(view: &SnapshotMemory, address: u64) -> bool {
     let region = address.checked_sub(1).and_then(|call| view.region(call));
     region.is_some_and(|region| region.is_executable)
 }

@@ -25,7 +25,11 @@ pub(crate) fn mark_xor_lists(objects: &Objects, word: &mut ReadWord<'_>) -> Vec<
                 offset,
             };
             let nodes = walk.nodes_from_end(&end, &mut steps);
-            marked.extend(nodes.into_iter().filter_map(|node| objects.mark(node)));
+            marked.extend(
+                nodes
+                    .into_iter()
+                    .filter_map(|node| objects.mark_target(node)),
+            );
         }
     }
     marked
@@ -40,25 +44,26 @@ struct ListWalk<'a, 'b> {
 }
 
 impl ListWalk<'_, '_> {
-    /// Unreachable nodes from an end on, up to two reachable neighbours, as addresses of objects. Empty if it is no end
-    /// of such a list. Takes one of `steps` for each node.
+    /// Follows a list from its last node `end` to the first two adjacent nodes that are reachable. Returns the starts
+    /// of the unreachable nodes before these. Empty if `end` is no end of such a list, or if `steps` runs out: each
+    /// node takes one.
     fn nodes_from_end(&mut self, end: &Object, steps: &mut u64) -> Vec<u64> {
         let mut nodes = Vec::new();
         let mut last = end.range.start;
-        let Some(mut node) = self.link(last).filter(|next| self.is_node(*next)) else {
+        let Some(mut node) = self.read_link(last).filter(|next| self.is_node(*next)) else {
             return nodes;
         };
         while *steps > 0 {
             *steps -= 1;
             nodes.push(last);
-            let next = self.link(node).map(|link| link ^ last);
+            let next = self.read_link(node).map(|link| link ^ last);
             let Some(next) = next.filter(|next| self.is_node(*next)) else {
                 break;
             };
-            if self.is_reached(node) {
-                let after = self.link(next).map(|link| link ^ node);
+            if self.is_marked(node) {
+                let after = self.read_link(next).map(|link| link ^ node);
                 let goes_on = after.is_some_and(|after| after == 0 || self.is_node(after));
-                match self.is_reached(next) && goes_on {
+                match self.is_marked(next) && goes_on {
                     true => return nodes,
                     false => break,
                 }
@@ -69,18 +74,18 @@ impl ListWalk<'_, '_> {
     }
 
     /// Link of a node, its neighbours' addresses combined by XOR. `None` if it cannot be read.
-    fn link(&mut self, node: u64) -> Option<u64> {
+    fn read_link(&mut self, node: u64) -> Option<u64> {
         (self.word)(node + self.offset)
     }
 
     /// Whether a node may begin at an address: an object of the list's size begins there.
     fn is_node(&self, address: u64) -> bool {
-        let object = self.objects.object(address);
+        let object = self.objects.object_at(address);
         object.is_some_and(|object| object.range.start == address && object.size() == self.size)
     }
 
-    /// Whether a node is marked.
-    fn is_reached(&self, node: u64) -> bool {
+    /// Whether a node is marked as reachable.
+    fn is_marked(&self, node: u64) -> bool {
         self.objects.unmarked_start(node).is_none()
     }
 }
@@ -104,8 +109,8 @@ mod tests {
         let mut span = Span::new(START..START + 0x100, 16, 0);
         (0..8).for_each(|index| span.add_object(node(index), true));
         let objects = Objects::new(vec![span]);
-        objects.mark(node(0));
-        objects.mark(node(1));
+        objects.mark_target(node(0));
+        objects.mark_target(node(1));
         let links: HashMap<u64, u64> = links
             .iter()
             .map(|(index, link)| (node(*index) + offset, *link))

@@ -32,7 +32,7 @@ impl fmt::Display for ExitError {
 
 impl std::error::Error for ExitError {}
 
-/// Builds an error with an exit code.
+/// Builds an error with which a command ends with that exit code. `message` is its text.
 pub fn with_exit_code(code: u8, message: impl Into<String>) -> anyhow::Error {
     ExitError {
         code,
@@ -41,7 +41,7 @@ pub fn with_exit_code(code: u8, message: impl Into<String>) -> anyhow::Error {
     .into()
 }
 
-/// Exit code of an error or of one of its causes. `None` if none is an [`ExitError`].
+/// Returns the exit code of an error or of one of its causes. `None` if none of them is an [`ExitError`].
 pub fn error_code(error: &anyhow::Error) -> Option<u8> {
     let mut causes = error.chain();
     causes.find_map(|cause| Some(cause.downcast_ref::<ExitError>()?.code))
@@ -58,15 +58,15 @@ pub fn error_chain(error: &anyhow::Error) -> String {
     text
 }
 
-/// Text of an error with its causes, and with a remedy if the kernel refused a file.
+/// Returns the text of an error with its causes, and with a remedy if the kernel refused a file.
 pub fn error_text(error: &anyhow::Error) -> String {
     let text = error_chain(error);
     let remedy = system_remedy(&text).map(|remedy| format!("; {remedy}"));
     format!("{text}{}", remedy.unwrap_or_default())
 }
 
-/// Remedy for an error of the kernel about a file, by the number that `std::io::Error` prints: `(os error 30)`. `None`
-/// for other errors, whose texts already contain one.
+/// Returns the remedy for an error of the kernel about a file, by the number that `std::io::Error` prints: `(os error
+/// 30)`. `None` for other errors, whose texts contain a remedy already.
 fn system_remedy(text: &str) -> Option<String> {
     let (_, number) = text.split_once("(os error ")?;
     let (number, _) = number.split_once(')')?;
@@ -76,8 +76,8 @@ fn system_remedy(text: &str) -> Option<String> {
     )
 }
 
-/// Prints a command's error, and returns its exit code: the command's own, or `code_of` for an error. A success whose
-/// result was lost on a full disk is a failure: a script would take an empty file for the result.
+/// Prints a command's error, and returns its exit code: that of its outcome, or `code_of` for an error. A success
+/// becomes a failure if printed text was lost, as on a full disk: a script would take an empty file for the result.
 pub fn finish_command(
     outcome: anyhow::Result<ExitCode>,
     code_of: impl FnOnce(&anyhow::Error) -> ExitCode,
@@ -92,10 +92,10 @@ pub fn finish_command(
     }
 }
 
-/// Prints the help, the version or the error that the parser of the command line returns instead of arguments. Returns
-/// the exit code: a failure too if the help or version is lost, e.g. on a full disk.
+/// Prints the help, the version or the error that the parser of the command line returns in place of arguments. Returns
+/// the exit code, which is a failure too if the help or version is lost, e.g. on a full disk.
 pub fn print_parser_output(error: &clap::Error) -> ExitCode {
-    // As for a command, lost text makes a success a failure, unless only its reader went away.
+    // No failure if only the reader of the help went away, or if an error's text is lost.
     let is_lost = match error.print() {
         Err(lost) if !error.use_stderr() => lost.kind() != std::io::ErrorKind::BrokenPipe,
         _ => false,

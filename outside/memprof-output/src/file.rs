@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use rustix::fs::OFlags;
 
 /// Size of the write buffer in bytes.
@@ -57,7 +57,7 @@ fn replace_file<T>(
         // The umask applies, as for any file.
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(parent_dir(path))
-        .map_err(|error| without_path(&error))
+        .map_err(|error| anyhow!("{}", without_temporary_path(&error.to_string())))
         .with_context(|| {
             format!(
                 "{}: no file can be made in {}",
@@ -82,15 +82,15 @@ fn replace_file<T>(
     Ok(value)
 }
 
-/// Error with the text of `error`, but without the temporary path that tempfile adds.
-fn without_path(error: &io::Error) -> anyhow::Error {
-    let text = error.to_string();
-    let (text, _) = text.split_once(" at path ").unwrap_or((&text, ""));
-    anyhow::anyhow!("{text}")
+/// Returns the text of an error without the temporary path that the crate `tempfile` adds.
+pub fn without_temporary_path(error: &str) -> &str {
+    error
+        .split_once(" at path ")
+        .map_or(error, |(text, _)| text)
 }
 
-/// Follows the links of an output path. Opens the file at their end, unless it is regular or does not exist yet. Fails
-/// for files that another user may have planted.
+/// Follows the links of an output path. Opens the file at their end for writing, unless it is regular or does not exist
+/// yet. Fails for links and files that another user may have planted.
 fn resolve_target(path: &Path) -> io::Result<OutputTarget> {
     let mut end = path.to_owned();
     for _ in 0..MAX_LINKS {
@@ -125,7 +125,7 @@ fn resolve_target(path: &Path) -> io::Result<OutputTarget> {
     Ok(OutputTarget::Written(file))
 }
 
-/// Whether `path`, with links followed, is the file that `metadata` describes.
+/// Returns whether `path`, with links followed, is the file that `metadata` describes.
 fn is_same_file(metadata: &Metadata, path: &Path) -> bool {
     path.metadata()
         .is_ok_and(|end| (end.dev(), end.ino()) == (metadata.dev(), metadata.ino()))
@@ -147,13 +147,13 @@ fn reject_planted(path: &Path, metadata: &Metadata) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
-/// Whether a file of `owner` comes from another user than `own` and the directory's owner, in a directory in which all
-/// users may create files.
+/// Returns whether a file of the user `owner` may be planted: in a directory in which all users may create files, it
+/// belongs neither to this user, `own`, nor to the directory's owner.
 fn is_planted(directory_mode: u32, directory_owner: u32, owner: u32, own: u32) -> bool {
     directory_mode & SHARED_DIR_MODE == SHARED_DIR_MODE && owner != own && owner != directory_owner
 }
 
-/// Directory of a path; `.` for a name without a directory.
+/// Returns the directory of a path; `.` for a name without a directory.
 fn parent_dir(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,

@@ -19,10 +19,10 @@ pub use exit::{
     ExitError, FAILED, NO_DATA, UNREACHABLE, USAGE, error_chain, error_code, error_text,
     finish_command, print_parser_output, with_exit_code,
 };
-pub use file::publish_file;
+pub use file::{publish_file, without_temporary_path};
 pub use printable::{one_line, printable};
 pub use stdout::{print, write_to_stdout};
-pub use table::{table, table_within};
+pub use table::{format_table, format_table_within};
 use unicode_width::UnicodeWidthChar;
 
 /// Writes a line to stderr, with control characters escaped. If stderr is closed or full, the line is lost, without
@@ -57,7 +57,7 @@ pub fn collect_notes<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
     (done, collected.unwrap_or_default())
 }
 
-/// Whether stderr is a terminal that can replace a line: its `TERM` is not `dumb`.
+/// Returns whether stderr is a terminal that can replace a line: its `TERM` is not `dumb`.
 fn has_progress_line() -> bool {
     io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|kind| kind != "dumb")
 }
@@ -66,7 +66,7 @@ fn has_progress_line() -> bool {
 /// a second line would stay. Does nothing if stderr is no terminal, or one that cannot replace a line (`TERM=dumb`).
 pub fn show_progress(text: &str) {
     if has_progress_line() {
-        let columns = columns(io::stderr()).unwrap_or(usize::MAX);
+        let columns = column_count(io::stderr()).unwrap_or(usize::MAX);
         write_to_stderr(&format!(
             "\r{}\x1b[K",
             cut_to_width(&one_line(text), columns)
@@ -82,13 +82,16 @@ pub fn log_progress(text: &str) {
     }
 }
 
-/// Columns of the terminal that stdout is. `None` if stdout is no terminal, or the terminal does not know its size.
+/// Returns the number of columns of the terminal that stdout is. `None` if stdout is no terminal, or the terminal does
+/// not know its size.
 pub fn terminal_columns() -> Option<usize> {
-    io::stdout().is_terminal().then(|| columns(io::stdout()))?
+    io::stdout()
+        .is_terminal()
+        .then(|| column_count(io::stdout()))?
 }
 
-/// Columns of a terminal. `None` if it is no terminal, or does not know its size and says 0.
-fn columns(terminal: impl AsFd) -> Option<usize> {
+/// Returns the number of columns of a terminal. `None` if it is no terminal, or does not know its size and says 0.
+fn column_count(terminal: impl AsFd) -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(terminal).ok()?;
     (size.ws_col > 0).then(|| usize::from(size.ws_col))
 }
@@ -100,8 +103,8 @@ pub fn clear_progress() {
     }
 }
 
-/// Longest start of a text that is narrower than `columns`. The last column is left free, for the cursor or an
-/// ellipsis.
+/// Returns the longest start of a text that is narrower than `columns`. The last column is left free, for the cursor or
+/// an ellipsis.
 fn cut_to_width(text: &str, columns: usize) -> &str {
     let mut width = 0;
     let end = text.char_indices().find(|(_, c)| {
@@ -111,7 +114,7 @@ fn cut_to_width(text: &str, columns: usize) -> &str {
     end.map_or(text, |(end, _)| &text[..end])
 }
 
-/// Writes in a single call, so that lines of processes with the same stderr do not mix.
+/// Writes a text to stderr in a single call, so that lines of processes with the same stderr do not mix.
 fn write_to_stderr(text: &str) {
     // A failure cannot be reported.
     let _ = io::stderr().write_all(text.as_bytes());

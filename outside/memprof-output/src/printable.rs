@@ -7,19 +7,19 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-/// Escapes each character that controls a terminal as JSON does, `\u001b`, so that JSON keeps its meaning. Newlines
-/// and tabs stay.
+/// Escapes each character that controls a terminal, except newlines and tabs. It becomes `\u001b`, as in JSON, so that
+/// JSON keeps its meaning.
 pub fn printable(text: &str) -> Cow<'_, str> {
-    escaped(text, |c| is_harmful(c) && c != '\n' && c != '\t')
+    escape_harmful(text, |c| is_harmful(c) && c != '\n' && c != '\t')
 }
 
 /// Like [`printable`], but also escapes newlines and tabs: for a table cell.
 pub fn one_line(text: &str) -> Cow<'_, str> {
-    escaped(text, is_harmful)
+    escape_harmful(text, is_harmful)
 }
 
 /// Escapes the characters for which `is_harmful` holds, as JSON does: `\u001b`.
-fn escaped(text: &str, is_harmful: impl Fn(char) -> bool) -> Cow<'_, str> {
+fn escape_harmful(text: &str, is_harmful: impl Fn(char) -> bool) -> Cow<'_, str> {
     if !text.contains(&is_harmful) {
         return text.into();
     }
@@ -34,7 +34,7 @@ fn escaped(text: &str, is_harmful: impl Fn(char) -> bool) -> Cow<'_, str> {
     out.into()
 }
 
-/// Whether a character is C0, DEL or C1, a line or paragraph separator, or changes the direction of writing
+/// Returns whether a character is C0, DEL or C1, a line or paragraph separator, or changes the direction of writing
 /// (Unicode's UAX #9, `Bidi_Control`).
 fn is_harmful(c: char) -> bool {
     c.is_control()
@@ -54,7 +54,7 @@ pub(crate) struct Printable<W: Write> {
 }
 
 impl<W: Write> Printable<W> {
-    /// Writer that passes text to `inner` in printable form.
+    /// Creates a writer that passes text to `inner` in printable form.
     pub(crate) fn new(inner: W) -> Self {
         Self {
             inner,
@@ -64,7 +64,8 @@ impl<W: Write> Printable<W> {
 }
 
 impl<W: Write> Write for Printable<W> {
-    /// Keeps an incomplete character at the end of `bytes` for the next call. Invalid UTF-8 is replaced.
+    /// Writes all of `bytes`, but keeps an incomplete character at their end for the next call. Invalid UTF-8 is
+    /// replaced.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.incomplete.extend_from_slice(bytes);
         let complete = match str::from_utf8(&self.incomplete) {
@@ -79,7 +80,12 @@ impl<W: Write> Write for Printable<W> {
         Ok(bytes.len())
     }
 
+    /// Also writes a character that is still incomplete: it is replaced, as other invalid UTF-8 is.
     fn flush(&mut self) -> io::Result<()> {
+        if !std::mem::take(&mut self.incomplete).is_empty() {
+            self.inner
+                .write_all(char::REPLACEMENT_CHARACTER.to_string().as_bytes())?;
+        }
         self.inner.flush()
     }
 }
@@ -138,6 +144,14 @@ mod tests {
                 "{at}"
             );
         }
+        let mut out = Vec::new();
+        let mut printable = Printable::new(&mut out);
+        printable
+            .write_all("a値".as_bytes().split_last().unwrap().1)
+            .unwrap();
+        printable.flush().unwrap();
+        printable.flush().unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "a\u{fffd}");
         let mut out = Vec::new();
         Printable::new(&mut out).write_all(b"a\x9b2J\xff").unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "a\u{fffd}2J\u{fffd}");

@@ -20,16 +20,17 @@ pub fn write_to_stdout<T>(
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<Option<T>> {
     let is_terminal = io::stdout().is_terminal();
-    write_watched(io::stdout().lock(), is_terminal, write)
+    write_until_closed(io::stdout().lock(), is_terminal, write)
 }
 
 /// Prints a command's text in printable form, with a newline at its end. If it cannot be written, reports that on
-/// standard error, once, and `is_complete` returns false. It is no failure if the reader went away.
+/// standard error, but only the first time, and `is_complete` returns false from then on. It is no failure if the
+/// reader went away.
 pub fn print(text: &str) {
     let line_end = if text.ends_with('\n') { "" } else { "\n" };
     let text = printable(text);
     // Not for a terminal: `text` is printable already.
-    let printed = write_watched(io::stdout().lock(), false, |out| {
+    let printed = write_until_closed(io::stdout().lock(), false, |out| {
         Ok(write!(out, "{text}{line_end}")?)
     });
     if let Err(error) = printed
@@ -41,15 +42,15 @@ pub fn print(text: &str) {
     }
 }
 
-/// Whether [`print()`] wrote all text. If not, the command must not succeed: a script would take an empty file for the
-/// result.
+/// Returns whether [`print()`] wrote all text, or only its reader went away. If not, the command must not succeed: a
+/// script would take an empty file for the result.
 pub(crate) fn is_complete() -> bool {
     !IS_INCOMPLETE.load(Ordering::Relaxed)
 }
 
 /// Calls `write` with a writer to `out`, which makes the text printable if `is_terminal`. `None` if the reader of `out`
 /// went away, which is no error.
-fn write_watched<T>(
+fn write_until_closed<T>(
     out: impl Write,
     is_terminal: bool,
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
@@ -90,8 +91,8 @@ struct PipeWatcher<W> {
 }
 
 impl<W> PipeWatcher<W> {
-    /// Records whether a result says that the reader went away (`BrokenPipe`), and returns it.
-    fn record<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+    /// Records if a result says that the reader went away (`BrokenPipe`). Returns the result.
+    fn record_closed<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
         self.is_closed |=
             matches!(&result, Err(error) if error.kind() == io::ErrorKind::BrokenPipe);
         result
@@ -101,12 +102,12 @@ impl<W> PipeWatcher<W> {
 impl<W: Write> Write for PipeWatcher<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.inner.write(bytes);
-        self.record(written)
+        self.record_closed(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
         let flushed = self.inner.flush();
-        self.record(flushed)
+        self.record_closed(flushed)
     }
 }
 
@@ -122,21 +123,24 @@ mod tests {
         let text = |out: &mut dyn Write| Ok(out.write_all(b"text")?);
         let (reader, closed) = io::pipe().unwrap();
         drop(reader);
-        assert_eq!(write_watched(&closed, false, text).unwrap(), None);
-        assert_eq!(write_watched(&closed, true, text).unwrap(), None);
+        assert_eq!(write_until_closed(&closed, false, text).unwrap(), None);
+        assert_eq!(write_until_closed(&closed, true, text).unwrap(), None);
 
         let mut bytes = Vec::new();
-        assert_eq!(write_watched(&mut bytes, false, text).unwrap(), Some(()));
+        assert_eq!(
+            write_until_closed(&mut bytes, false, text).unwrap(),
+            Some(())
+        );
         assert_eq!(bytes, b"text");
 
         // Reading from a socket may fail with the same error.
-        let failed = write_watched(&mut bytes, false, |_| -> anyhow::Result<()> {
+        let failed = write_until_closed(&mut bytes, false, |_| -> anyhow::Result<()> {
             Err(broken_pipe().into())
         });
         assert!(failed.unwrap_err().is::<io::Error>());
 
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let lost = write_watched(&full, false, text).unwrap_err();
+        let lost = write_until_closed(&full, false, text).unwrap_err();
         assert!(lost.to_string().starts_with("No space left"), "{lost}");
     }
 }

@@ -6,7 +6,7 @@ use crate::one_line;
 
 /// Formats a table, `heads` first, whose columns are as wide as their widest cell, as a terminal shows it. Line feeds
 /// and other control characters in cells are escaped.
-pub fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
+pub fn format_table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
     let rows = rows
         .iter()
         .map(|row| row.each_ref().map(|cell| one_line(cell)));
@@ -32,14 +32,14 @@ pub fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
 
 /// Formats a table for a terminal of `width` columns. Each cell of `rows` is cut to its column's width in `limits`, and
 /// each line to `width`; a cut text ends with `…`. For a file or a pipe, `width` is `None`, and nothing is cut.
-pub fn table_within<const N: usize>(
+pub fn format_table_within<const N: usize>(
     width: Option<usize>,
     limits: [usize; N],
     heads: [&str; N],
     rows: &[[String; N]],
 ) -> String {
     let Some(width) = width else {
-        return table(heads, rows);
+        return format_table(heads, rows);
     };
     let cut = |text: &str, limit: usize| match text.width() > limit {
         true => format!("{}…", crate::cut_to_width(text, limit)),
@@ -49,7 +49,7 @@ pub fn table_within<const N: usize>(
         let cells = row.each_ref().map(|cell| one_line(cell));
         std::array::from_fn(|column| cut(&cells[column], limits[column]))
     });
-    let all = table(heads, &rows.collect::<Vec<_>>());
+    let all = format_table(heads, &rows.collect::<Vec<_>>());
     let lines = all.lines().map(|line| cut(line, width));
     lines.collect::<Vec<_>>().join("\n")
 }
@@ -62,7 +62,7 @@ mod tests {
     fn cell_of_megabytes_is_written_whole() {
         let wide = "x".repeat(1 << 20);
         let rows = [[wide.clone(), "1".into()], ["y".into(), wide.clone()]];
-        let written = table(["A", "B"], &rows);
+        let written = format_table(["A", "B"], &rows);
         let lines: Vec<_> = written.lines().collect();
         assert_eq!(lines[1], format!("{wide}  1"));
         assert_eq!(lines[2].len(), 2 * wide.len() + 2);
@@ -73,7 +73,10 @@ mod tests {
         let rows = [["a long cell", "command with words"]].map(|row| row.map(str::to_owned));
         let check = |width, expected: &str| {
             let limits = [6, usize::MAX];
-            assert_eq!(table_within(width, limits, ["X", "Y"], &rows), expected);
+            assert_eq!(
+                format_table_within(width, limits, ["X", "Y"], &rows),
+                expected
+            );
         };
         check(None, "X            Y\na long cell  command with words");
         check(Some(80), "X       Y\na lon…  command with words");
@@ -84,7 +87,7 @@ mod tests {
     fn columns_are_padded_and_cells_are_one_line() {
         let check = |rows: &[[&str; 2]], expected: &str| {
             let rows: Vec<_> = rows.iter().map(|row| row.map(str::to_owned)).collect();
-            assert_eq!(table(["X", "Y"], &rows), expected);
+            assert_eq!(format_table(["X", "Y"], &rows), expected);
         };
         check(&[["a", "long"], ["bcd", ""]], "X    Y\na    long\nbcd");
         check(&[["a\nb", "1"]], "X         Y\na\\u000ab  1");

@@ -16,7 +16,7 @@ pub(crate) const AT_SYSINFO_EHDR: u64 = 33;
 ///
 /// # Errors
 /// The process has ended, or this user may not read it.
-pub(crate) fn read_vector(pid: u32) -> io::Result<Vec<u8>> {
+pub(crate) fn read_auxv(pid: u32) -> io::Result<Vec<u8>> {
     fs::read(format!("/proc/{pid}/auxv"))
 }
 
@@ -26,9 +26,10 @@ pub(crate) fn read_vector(pid: u32) -> io::Result<Vec<u8>> {
 pub(crate) struct ProgramIdentity(Vec<u8>);
 
 impl ProgramIdentity {
-    /// Reads the identity for a process. Without the right to read it, every later program counts as the same.
+    /// Reads the identity of the program that a process executes now. If that cannot be read, every later program
+    /// counts as this one.
     pub(crate) fn for_pid(pid: u32) -> Self {
-        Self(read_vector(pid).unwrap_or_default())
+        Self(read_auxv(pid).unwrap_or_default())
     }
 
     /// Returns whether a process executes another program by now. False if that cannot be read.
@@ -39,7 +40,7 @@ impl ProgramIdentity {
 }
 
 /// Returns the value of a key (`AT_*`) in an auxiliary vector (getauxval(3)); `None` if it is 0 or missing.
-pub(crate) fn vector_value(vector: &[u8], key: u64) -> Option<u64> {
+pub(crate) fn auxv_value(vector: &[u8], key: u64) -> Option<u64> {
     let (entries, _) = vector.as_chunks::<16>();
     let words = entries.iter().map(|entry| {
         let (key, value) = entry.split_at(8);
@@ -61,12 +62,12 @@ mod tests {
     fn value_follows_its_key() {
         let words = [AT_PHDR, 0x40, 6, AT_BASE, AT_BASE, 0x7000, 9, 0, 0, 0];
         let vector: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let check = |key, expected| assert_eq!(vector_value(&vector, key), expected);
+        let check = |key, expected| assert_eq!(auxv_value(&vector, key), expected);
         check(AT_PHDR, Some(0x40));
         check(AT_BASE, Some(0x7000));
         check(9, None);
         check(5, None);
-        assert_eq!(vector_value(&vector[..40], AT_BASE), None);
-        assert_eq!(vector_value(&[], AT_BASE), None);
+        assert_eq!(auxv_value(&vector[..40], AT_BASE), None);
+        assert_eq!(auxv_value(&[], AT_BASE), None);
     }
 }

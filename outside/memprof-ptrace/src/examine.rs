@@ -8,7 +8,7 @@ use nix::sys::signal::kill;
 use nix::unistd::Pid;
 use object::ReadCache;
 
-use crate::auxiliary::{AT_SYSINFO_EHDR, vector_value};
+use crate::auxiliary::{AT_SYSINFO_EHDR, auxv_value};
 use crate::executable::{find_glibc_by_name, has_plugin, loader_name, require_glibc};
 use crate::frame_memory::loaded_libraries;
 use crate::maps::{Mapping, mappings};
@@ -33,8 +33,8 @@ pub struct ExaminedProcess {
 }
 
 impl ExaminedProcess {
-    /// Returns whether its main thread has a seccomp filter. [`crate::seccomp::require_calls`] reads the filter once a
-    /// thread is stopped.
+    /// Returns whether its main thread has a seccomp filter. [`crate::seccomp::require_plugin_calls`] reads the filter
+    /// once a thread is stopped.
     pub fn has_filter(&self) -> bool {
         self.status.seccomp == SeccompMode::Filter
     }
@@ -56,7 +56,7 @@ pub enum Purpose {
 ///
 /// # Errors
 /// The reason why no library can be loaded into it.
-pub fn examine(pid: u32) -> Result<ExaminedProcess, Refusal> {
+pub fn examine_for_load(pid: u32) -> Result<ExaminedProcess, Refusal> {
     examine_for(Purpose::Load, pid)
 }
 
@@ -65,7 +65,7 @@ pub fn examine(pid: u32) -> Result<ExaminedProcess, Refusal> {
 /// # Errors
 /// The reason why the process is unsuitable.
 pub fn examine_for(purpose: Purpose, pid: u32) -> Result<ExaminedProcess, Refusal> {
-    TracerCredentials::current()?.examine(purpose, pid)
+    TracerCredentials::current()?.examine_process(purpose, pid)
 }
 
 /// Builds the refusal for a file in a process's /proc directory, other than its memory: opening `file` failed with
@@ -73,10 +73,10 @@ pub fn examine_for(purpose: Purpose, pid: u32) -> Result<ExaminedProcess, Refusa
 pub fn proc_denied_refusal(pid: u32, file: &str, errno: Errno) -> Refusal {
     let proc_dir = ProcDir::for_pid(pid);
     let denial = TracerCredentials::current().and_then(|caller| {
-        let status = proc_dir.parse("status", ProcStatus::parse)?;
+        let status = proc_dir.parse_file("status", ProcStatus::parse)?;
         Ok(caller
             .without_yama()
-            .denial_reason(&status, proc_dir.owner()))
+            .denial_reason(&status, proc_dir.file_owner()))
     });
     Refusal::Denied {
         file: proc_dir.file_path(file),
@@ -87,9 +87,13 @@ pub fn proc_denied_refusal(pid: u32, file: &str, errno: Errno) -> Refusal {
 
 impl TracerCredentials {
     /// Examines a process for a purpose, with these credentials. Fails with the reason why it is unsuitable.
-    pub(crate) fn examine(&self, purpose: Purpose, pid: u32) -> Result<ExaminedProcess, Refusal> {
+    pub(crate) fn examine_process(
+        &self,
+        purpose: Purpose,
+        pid: u32,
+    ) -> Result<ExaminedProcess, Refusal> {
         let proc_dir = ProcDir::for_pid(pid);
-        match proc_dir.parse("status", ProcStatus::parse) {
+        match proc_dir.parse_file("status", ProcStatus::parse) {
             Ok(status) => self.examine_with_status(purpose, &proc_dir, pid, status),
             Err(refusal) => Err(process_gone_refusal(pid).unwrap_or(refusal)),
         }
@@ -104,7 +108,7 @@ impl TracerCredentials {
         pid: u32,
         status: ProcStatus,
     ) -> Result<ExaminedProcess, Refusal> {
-        self.check_all(purpose, proc_dir, pid, status)
+        self.run_all_checks(purpose, proc_dir, pid, status)
             .map_err(|refusal| match refusal {
                 // If the process ends meanwhile, any of the checks fails.
                 Refusal::NoSuchProcess | Refusal::Unreadable { .. } | Refusal::NoGlibc => {
@@ -115,14 +119,14 @@ impl TracerCredentials {
     }
 
     /// Makes all checks of `examine_with_status`; the error is that of the first check that fails.
-    fn check_all(
+    fn run_all_checks(
         &self,
         purpose: Purpose,
         proc_dir: &ProcDir,
         pid: u32,
         status: ProcStatus,
     ) -> Result<ExaminedProcess, Refusal> {
-        let stat = proc_dir.parse("stat", ProcStat::parse)?;
+        let stat = proc_dir.parse_file("stat", ProcStat::parse)?;
         require_process(pid, &status, stat)?;
         // The file itself is not needed: this checks that the kernel permits tracing.
         self.open_memory(proc_dir, &status)?;
@@ -138,7 +142,7 @@ impl TracerCredentials {
         require_no_valgrind(&maps)?;
         match (purpose, loader) {
             (Purpose::Read, Ok(_) | Err(Refusal::Static)) => {}
-            // The name must do: the version of glibc is in the process's memory.
+            // By the file's name only: the version of glibc is in the process's memory, which a list does not read.
             (Purpose::List, loader) => {
                 find_glibc_by_name(loader?, &maps)?;
             }
@@ -160,7 +164,7 @@ impl TracerCredentials {
             }
         }
         if purpose != Purpose::Read {
-            sanitizer::require_none_mapped(&maps)?;
+            sanitizer::require_no_sanitizer_mapped(&maps)?;
             require_vdso(&proc_dir.read("auxv")?, &maps)?;
         }
         if status.has_shadow_stack {
@@ -183,7 +187,7 @@ impl TracerCredentials {
             errno => Refusal::Denied {
                 file: proc_dir.file_path("mem"),
                 errno,
-                denial: self.denial_reason(status, proc_dir.owner()),
+                denial: self.denial_reason(status, proc_dir.file_owner()),
             },
         })
     }
@@ -263,11 +267,12 @@ fn require_no_valgrind(maps: &[u8]) -> Result<(), Refusal> {
     }
 }
 
-/// Fails if a process has unmapped or moved the vDSO, through which its C library reads clocks: a program that does so
-/// reads none. `vector` is its auxiliary vector, in which a program without vDSO has no address of one.
+/// Fails if a process has unmapped or moved the vDSO: the functions of its C library that read clocks, which the plugin
+/// uses, would still call it at its old address. `vector` is the auxiliary vector, which has no address of a vDSO if
+/// the kernel mapped none.
 fn require_vdso(vector: &[u8], maps: &[u8]) -> Result<(), Refusal> {
     let is_mapped = |address| mappings(maps).any(|mapping| mapping.range.contains(&address));
-    match vector_value(vector, AT_SYSINFO_EHDR) {
+    match auxv_value(vector, AT_SYSINFO_EHDR) {
         Some(address) if !is_mapped(address) => Err(Refusal::NoVdso),
         _ => Ok(()),
     }
@@ -275,7 +280,7 @@ fn require_vdso(vector: &[u8], maps: &[u8]) -> Result<(), Refusal> {
 
 /// Returns whether the process runs in its parent's memory, between vfork(2) and execve(2).
 fn is_in_vfork(pid: u32, status: &ProcStatus) -> bool {
-    let parent = ProcDir::for_pid(status.parent).parse("status", ProcStatus::parse);
+    let parent = ProcDir::for_pid(status.parent).parse_file("status", ProcStatus::parse);
     // A parent outside of this pid namespace is not visible; one that has ended does not wait in vfork(2).
     parent.is_ok_and(|parent| shares_memory_with_parent(pid, status, &parent))
 }
@@ -293,7 +298,7 @@ fn read_first_bytes(memory: &Memory, mapping: &Mapping<'_>, limit: u64) -> Vec<u
 /// cannot be read for another reason.
 fn process_gone_refusal(pid: u32) -> Option<Refusal> {
     let proc_dir = ProcDir::for_pid(pid);
-    match proc_dir.parse("status", ProcStatus::parse) {
+    match proc_dir.parse_file("status", ProcStatus::parse) {
         Ok(status) if status.state == ProcessState::Zombie => Some(Refusal::Zombie),
         Err(Refusal::NoSuchProcess) if process_exists(pid) => Some(Refusal::Denied {
             file: proc_dir.file_path("status"),
@@ -397,13 +402,16 @@ mod tests {
 
     #[test]
     fn own_process_is_refused() {
-        assert_eq!(examine(std::process::id()).unwrap_err(), Refusal::Itself);
+        assert_eq!(
+            examine_for_load(std::process::id()).unwrap_err(),
+            Refusal::Itself
+        );
     }
 
     #[test]
     fn numbers_of_no_process_are_refused() {
         for pid in [0, 1 << 22, i32::MAX as u32, 1 << 31, u32::MAX] {
-            let refusal = examine(pid).unwrap_err();
+            let refusal = examine_for_load(pid).unwrap_err();
             assert_eq!(refusal, Refusal::NoSuchProcess, "{pid}");
             assert_eq!(refusal.exit_code(), 3);
         }

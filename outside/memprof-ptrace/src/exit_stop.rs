@@ -19,7 +19,7 @@ use libc::{c_int, c_long, pid_t, user_regs_struct};
 
 use self::start_gate::StartGate;
 use crate::process::ProcStatus;
-use crate::ptrace_request::request;
+use crate::ptrace_request::ptrace_request;
 use crate::stop::StoppedThread;
 use crate::xstate::XState;
 
@@ -70,6 +70,7 @@ pub fn run_until_exit(command: &mut Command, on_start: impl FnOnce(u32)) -> io::
         // `spawn` blocks until the program is executed, for which the gate must be open.
         let spawning = scope.spawn(|| {
             let spawned = command.spawn();
+            // Ends `wait_for_pid` below if no child has started.
             gate.report_pid(0);
             spawned
         });
@@ -82,7 +83,7 @@ pub fn run_until_exit(command: &mut Command, on_start: impl FnOnce(u32)) -> io::
         };
         // With PTRACE_TRACEME, the stop at execve(2) would be a SIGTRAP, which kills the program if this process is killed
         // meanwhile.
-        let seized = request(
+        let seized = ptrace_request(
             libc::PTRACE_SEIZE,
             pid,
             0,
@@ -92,12 +93,13 @@ pub fn run_until_exit(command: &mut Command, on_start: impl FnOnce(u32)) -> io::
         let has_executed = seized.is_ok() && wait_for_exec(pid)?;
         spawned()?;
         if !has_executed {
-            return wait_for(pid).map(|status| RunOutcome::Exited(ExitStatus::from_raw(status)));
+            return wait_for_status(pid)
+                .map(|status| RunOutcome::Exited(ExitStatus::from_raw(status)));
         }
-        request(libc::PTRACE_SETOPTIONS, pid, 0, EVENTS as usize)?;
+        ptrace_request(libc::PTRACE_SETOPTIONS, pid, 0, EVENTS as usize)?;
         on_start(pid.cast_unsigned());
         resume_thread(pid, 0)?;
-        TracedProgram::new(pid).run()
+        TracedProgram::new(pid).run_to_exit()
     })
 }
 
@@ -108,7 +110,7 @@ fn wait_for_exec(pid: pid_t) -> io::Result<bool> {
         if !wait_until_stopped(pid)? {
             return Ok(false);
         }
-        let status = wait_for(pid)?;
+        let status = wait_for_status(pid)?;
         let signal = match status >> 16 {
             libc::PTRACE_EVENT_EXEC => return Ok(true),
             0 => libc::WSTOPSIG(status),
@@ -153,7 +155,7 @@ struct TracedProgram {
 }
 
 impl TracedProgram {
-    /// Program whose only thread so far is `pid`.
+    /// Wraps a traced program whose only thread so far is its main thread, `pid`.
     fn new(pid: pid_t) -> Self {
         Self {
             pid,
@@ -164,13 +166,14 @@ impl TracedProgram {
         }
     }
 
-    /// Resumes each thread that stops, until the last one is about to exit. Fails if a thread cannot be traced.
-    fn run(mut self) -> io::Result<RunOutcome> {
+    /// Resumes each thread that stops, until the last one is about to exit. Keeps the registers of threads that the
+    /// program's exit ends. Fails if a thread cannot be traced.
+    fn run_to_exit(mut self) -> io::Result<RunOutcome> {
         loop {
             if let Some(held) = self.held.filter(|_| self.running.is_empty()) {
                 return Ok(RunOutcome::AtExit(self.into_exiting(held)));
             }
-            let (tid, status) = wait_for_any()?;
+            let (tid, status) = wait_for_any_status()?;
             if !libc::WIFSTOPPED(status) {
                 self.running.remove(&tid);
                 self.started.remove(&tid);
@@ -181,7 +184,7 @@ impl TracedProgram {
             }
             if !self.started.contains(&tid) && !self.is_own_thread(tid) {
                 // Another process, which clone(2) created with options of a thread.
-                request(libc::PTRACE_DETACH, tid, 0, 0)?;
+                ptrace_request(libc::PTRACE_DETACH, tid, 0, 0)?;
                 continue;
             }
             let is_new = self.started.insert(tid);
@@ -247,7 +250,8 @@ impl TracedProgram {
     }
 }
 
-/// Returns the system call and the registers of a thread that is stopped in exit. Both are `None` if it was killed.
+/// Reads the system call and the registers of a thread that is stopped in exit. Both are `None` if the registers cannot
+/// be read, as after a SIGKILL.
 fn read_exit_call_and_registers(tid: pid_t) -> (Option<c_long>, Option<KilledThread>) {
     let stopped = StoppedThread::from_event(tid);
     let (registers, xstate) = (stopped.registers(), stopped.xstate());
@@ -269,7 +273,7 @@ fn read_exit_call_and_registers(tid: pid_t) -> (Option<c_long>, Option<KilledThr
 /// Resumes a stopped thread, with a signal unless it is 0. A thread that was killed needs no resume: the next wait
 /// status says so.
 fn resume_thread(tid: pid_t, signal: c_int) -> io::Result<()> {
-    match request(libc::PTRACE_CONT, tid, 0, signal as usize) {
+    match ptrace_request(libc::PTRACE_CONT, tid, 0, signal as usize) {
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
         other => other,
     }
@@ -280,20 +284,21 @@ fn resume_thread(tid: pid_t, signal: c_int) -> io::Result<()> {
 fn read_event_message(tid: pid_t) -> io::Result<libc::c_ulong> {
     let mut message: libc::c_ulong = 0;
     let address = &raw mut message;
-    match request(libc::PTRACE_GETEVENTMSG, tid, 0, address as usize) {
+    match ptrace_request(libc::PTRACE_GETEVENTMSG, tid, 0, address as usize) {
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(0),
         other => other.map(|()| message),
     }
 }
 
-/// Waits for the next stop or end of a child; returns its wait status (waitpid(2)).
-fn wait_for(pid: pid_t) -> io::Result<c_int> {
+/// Waits for the next stop or end of a child, or of a thread that this thread traces. Returns its wait status
+/// (waitpid(2)).
+fn wait_for_status(pid: pid_t) -> io::Result<c_int> {
     wait_pid(pid, libc::__WALL).map(|(_, status)| status)
 }
 
 /// Waits for the next stop or end of any child of this thread, or of a thread that it traces. Returns its id and wait
 /// status.
-fn wait_for_any() -> io::Result<(pid_t, c_int)> {
+fn wait_for_any_status() -> io::Result<(pid_t, c_int)> {
     wait_pid(-1, libc::__WALL | libc::__WNOTHREAD)
 }
 
@@ -318,12 +323,12 @@ impl ExitingProgram {
     }
 
     /// Returns the id of its last thread, by which /proc shows its memory: the first thread may have ended before.
-    pub fn last_thread(&self) -> u32 {
+    pub fn last_tid(&self) -> u32 {
         self.last.cast_unsigned()
     }
 
     /// Returns its last thread, stopped in exit.
-    pub fn thread(&self) -> &StoppedThread {
+    pub fn stopped_thread(&self) -> &StoppedThread {
         &self.stopped
     }
 
@@ -341,9 +346,9 @@ impl ExitingProgram {
         // The kernel reports the program's end only after that of each traced thread. The wait fails for a thread that
         // is no longer traced.
         for tid in self.unreaped {
-            let _ = wait_for(tid);
+            let _ = wait_for_status(tid);
         }
-        wait_for(self.pid).map(ExitStatus::from_raw)
+        wait_for_status(self.pid).map(ExitStatus::from_raw)
     }
 }
 
@@ -366,7 +371,7 @@ mod tests {
         };
         let maps = fs::read_to_string(format!("/proc/{}/maps", ending.pid())).unwrap();
         assert!(maps.contains("[stack]"), "{maps}");
-        assert!(ending.thread().registers().unwrap().rsp > 0x1000);
+        assert!(ending.stopped_thread().registers().unwrap().rsp > 0x1000);
         assert_eq!(ending.end().unwrap().code(), Some(7));
     }
 
@@ -384,7 +389,7 @@ mod tests {
             let RunOutcome::AtExit(exiting) = run_python(&format!("{start}{script}")) else {
                 panic!("it has ended: {script}");
             };
-            let maps = fs::read_to_string(format!("/proc/{}/maps", exiting.last_thread())).unwrap();
+            let maps = fs::read_to_string(format!("/proc/{}/maps", exiting.last_tid())).unwrap();
             assert!(maps.contains("libc.so.6"), "{script}: {maps}");
             let killed = exiting.killed_threads().len();
             assert_eq!(exiting.end().unwrap().code(), Some(code), "{script}");

@@ -90,12 +90,12 @@ impl Drop for TrialMemory {
     }
 }
 
-/// Processor time of one fork of this process: what else the machine does is not in it. The child ends at once. Fails if
-/// the kernel refuses the fork.
+/// Forks this process and returns the processor time that the fork took, which other processes of the machine hardly
+/// change. The child ends at once. Fails if the kernel refuses the fork.
 fn time_fork() -> io::Result<Duration> {
     // Signals are meant for this process, not for the child.
     let old_mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-    let start = processor_time()?;
+    let start = thread_processor_time()?;
     // SAFETY: clone(2) with these arguments is fork(2), without the handlers of fork(3): the child makes system calls
     // only.
     let child =
@@ -105,7 +105,7 @@ fn time_fork() -> io::Result<Duration> {
         unsafe { libc::_exit(0) };
     }
     let error = io::Error::last_os_error();
-    let time = processor_time()?.saturating_sub(start);
+    let time = thread_processor_time()?.saturating_sub(start);
     old_mask.thread_set_mask()?;
     if child == -1 {
         return Err(error);
@@ -115,8 +115,8 @@ fn time_fork() -> io::Result<Duration> {
     Ok(time)
 }
 
-/// Processor time of this thread.
-fn processor_time() -> io::Result<Duration> {
+/// Returns the processor time that this thread has used so far.
+fn thread_processor_time() -> io::Result<Duration> {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,

@@ -18,8 +18,9 @@ const PROGRAM_HEADER_SIZE: u64 = 56;
 const PAGE_SIZE: u64 = 4096;
 /// Largest distance of a thread's stack pointer and its control block, in bytes.
 const MAX_STACK_SIZE: u64 = 64 << 20;
-/// Largest number of libraries that are read from the loader's list: office suites load some 200.
-const MAX_LIBRARIES: usize = 4096;
+/// Largest number of libraries in the loader's list. Each has a mapping at least, and by default the kernel allows a
+/// process 65,530 (`vm.max_map_count`).
+const MAX_LIBRARIES: usize = 1 << 16;
 
 /// A thread, with the part of its stack that is free for frames.
 #[derive(Clone, Copy, Debug)]
@@ -115,41 +116,51 @@ pub fn loaded_libraries(memory: &Memory, maps: &[u8]) -> io::Result<Vec<u64>> {
 fn read_loader_list(memory: &Memory, maps: &[u8]) -> io::Result<(Vec<u64>, Option<u64>)> {
     let vector = memory.auxiliary_vector()?;
     let mut images = mappings(maps).filter(|mapping| mapping.offset == 0 && mapping.inode != 0);
-    let program = match auxiliary::vector_value(&vector, AT_PHDR) {
+    let program = match auxiliary::auxv_value(&vector, AT_PHDR) {
         Some(headers) => images.find(|image| image.range.contains(&headers)),
         None => images.next(),
     };
     let program = program.map(|image| image.range.start);
     // If the loader was executed itself, with a program as its argument, the kernel sees it as the program. A
     // program without a loader does not define `_r_debug`.
-    let loader = auxiliary::vector_value(&vector, AT_BASE).or(program);
-    let symbol = |base| LibraryImage::read(memory, base).ok()?.symbol("_r_debug");
+    let loader = auxiliary::auxv_value(&vector, AT_BASE).or(program);
+    let symbol = |base| {
+        LibraryImage::read(memory, base)
+            .ok()?
+            .symbol_address("_r_debug")
+    };
     let Some((loader, list)) = loader.and_then(|base| Some((base, symbol(base)?))) else {
         return Ok((program.into_iter().collect(), None));
     };
-    let (mut bases, mut visited) = (Vec::new(), HashSet::new());
-    let mut entry = memory.read_u64(list.wrapping_add(8))?;
-    for _ in 0..MAX_LIBRARIES {
-        if entry == 0 {
-            break;
-        }
-        // The loader itself would follow it for ever: in dlopen(3), and so would what is loaded there.
-        if !visited.insert(entry) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "its loader's list of libraries has no end",
-            ));
-        }
-        bases.push(memory.read_u64(entry)?);
-        entry = memory.read_u64(entry.wrapping_add(24))?;
-    }
-    // The loader has the distance to the addresses in the file, which is 0 for a program that is not position independent.
+    // `r_map` of `struct r_debug`: the first `struct link_map`.
+    let mut bases = read_link_maps(memory, memory.read_u64(list.wrapping_add(8))?)?;
+    // `l_addr` is the distance to the addresses in the file: 0 for a program that is not position independent, whose
+    // load address the caller needs.
     if let (Some(first @ 0), Some(program)) = (bases.first_mut(), program)
         && memory.read_array(program + TYPE_OFFSET)? == ET_EXEC.to_le_bytes()
     {
         *first = program;
     }
     Ok((bases, Some(loader)))
+}
+
+/// Reads the load addresses in a list of `struct link_map`, of which `entry` is the address of the first. Fails if the
+/// memory cannot be read, or the list has no end.
+fn read_link_maps(memory: &Memory, mut entry: u64) -> io::Result<Vec<u64>> {
+    let (mut bases, mut visited) = (Vec::new(), HashSet::new());
+    while entry != 0 {
+        // In such a list a library, once loaded, could not call dlopen(3): the loader would follow the list for ever.
+        if bases.len() == MAX_LIBRARIES || !visited.insert(entry) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "its loader's list of libraries has no end",
+            ));
+        }
+        // `l_addr`, then `l_next`.
+        bases.push(memory.read_u64(entry)?);
+        entry = memory.read_u64(entry.wrapping_add(24))?;
+    }
+    Ok(bases)
 }
 
 /// Returns start and end of the free addresses between a library's variables and the end of their page. `None` if the
@@ -194,6 +205,26 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+
+    #[test]
+    fn loader_list_is_read_whole_or_not_at_all() {
+        let memory = Memory::open(std::process::id()).unwrap();
+        let check = |count: u64, last_next: usize, expected: Option<usize>| {
+            // `l_addr` and, behind two other words, `l_next`.
+            let mut list: Vec<[u64; 4]> = (0..count).map(|base| [base, 0, 0, 0]).collect();
+            let addresses: Vec<_> = list.iter().map(|entry| entry.as_ptr() as u64).collect();
+            for (entry, next) in list.iter_mut().zip(&addresses[1..]) {
+                entry[3] = *next;
+            }
+            list.last_mut().unwrap()[3] = addresses.get(last_next).copied().unwrap_or(0);
+            let bases = read_link_maps(&memory, addresses[0]).ok();
+            assert_eq!(bases.map(|bases| bases.len()), expected, "{count}");
+        };
+        check(1, usize::MAX, Some(1));
+        check(5000, usize::MAX, Some(5000));
+        check(5, 2, None);
+        check(MAX_LIBRARIES as u64 + 1, usize::MAX, None);
+    }
 
     #[test]
     fn library_opened_later_is_no_startup_library() {

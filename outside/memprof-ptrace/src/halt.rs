@@ -33,7 +33,7 @@ impl Halt {
     /// main thread ended before others.
     pub fn for_pid(pid: u32) -> Option<Self> {
         let directory = ProcDir::for_pid(pid);
-        let status = match directory.parse("status", ProcStatus::parse) {
+        let status = match directory.parse_file("status", ProcStatus::parse) {
             Ok(status) => status,
             Err(_) => return None,
         };
@@ -76,8 +76,8 @@ impl HaltWatch {
         }
     }
 
-    /// Checks the process if that is due. `None` unless the previous check found it halted too: a tracer such as
-    /// memprof itself stops a process for a moment.
+    /// Checks the process if that is due. `None` if no check is due, or unless both this check and the previous one
+    /// found it halted: a tracer such as memprof itself stops a process for a moment.
     pub fn poll(&mut self) -> Option<Halt> {
         if Instant::now() < self.next {
             return None;

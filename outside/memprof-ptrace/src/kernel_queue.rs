@@ -1,7 +1,7 @@
 //! Data that the kernel queues for descriptors of another process, read without consuming it.
 #![expect(
     unsafe_code,
-    reason = "ioctl(2), tee(2), recv(2) and getsockopt(2) on descriptors of another process"
+    reason = "ioctl(2), tee(2), recv(2), poll(2) and getsockopt(2) on descriptors of another process"
 )]
 
 use std::fs::{File, OpenOptions};
@@ -22,9 +22,10 @@ const SINGLE_DATAGRAM_MEMORY: u32 = 2 * 768 - 1;
 const SO_MEMINFO: libc::c_int = 55;
 const MEMINFO_VALUES: usize = 9;
 
-/// Reader of the queues of one process.
+/// Reader of the queues in one descriptor table.
 #[derive(Debug)]
 pub struct QueueReader {
+    /// Id of a process, or of a thread with a table of its own.
     pid: u32,
     process: PidFd,
 }
@@ -38,8 +39,8 @@ pub struct QueueContent {
     pub data: Vec<u8>,
     /// Queued bytes that could not be read.
     pub unread_bytes: u64,
-    /// Whether further datagrams may be queued behind the first.
-    pub has_more_datagrams: bool,
+    /// Whether further data may be queued behind the first datagram, or behind urgent data.
+    pub has_more_data: bool,
     /// Whether it is a Unix socket.
     pub is_unix_socket: bool,
     /// Whether it is a Unix socket whose peers have not read all that was sent to them.
@@ -50,12 +51,12 @@ pub struct QueueContent {
 }
 
 impl QueueReader {
-    /// Prepares to read queues of process `pid`.
+    /// Prepares to read queues of process `pid`, or of a thread with that id.
     ///
     /// # Errors
-    /// There is no such process, or Linux is older than 5.3.
+    /// There is no such process or thread, or Linux is older than 5.3, or than 6.9 for a thread.
     pub fn open(pid: u32) -> io::Result<Self> {
-        let process = PidFd::open(pid)?;
+        let process = PidFd::open(pid).or_else(|_| PidFd::open_thread(pid))?;
         Ok(Self { pid, process })
     }
 
@@ -65,7 +66,7 @@ impl QueueReader {
     /// # Errors
     /// The process has closed the descriptor, this user may not access it, or Linux is older than 5.6.
     pub fn read_queue(&self, number: i32) -> io::Result<Option<QueueContent>> {
-        let duplicate = self.process.duplicate(number).map(File::from)?;
+        let duplicate = self.process.duplicate_descriptor(number).map(File::from)?;
         let metadata = duplicate.metadata()?;
         let inode = metadata.ino();
         let kind = metadata.file_type();
@@ -78,14 +79,15 @@ impl QueueReader {
         }
     }
 
-    /// Returns the number of bytes that can be read from a terminal, either end of a pseudoterminal. They can only be read
-    /// by receiving them. 0 if it was closed meanwhile, has hung up, or is no terminal.
+    /// Returns the number of bytes that can be read from a terminal or from either end of a pseudoterminal. Unlike
+    /// those of [`Self::read_queue`], they cannot be read without consuming them. 0 if it was closed meanwhile, has
+    /// hung up, or is no terminal.
     ///
     /// # Errors
     /// Like [`Self::read_queue`].
     pub fn count_terminal_bytes(&self, number: i32) -> io::Result<u64> {
         const NO_DATA: [i32; 3] = [libc::EBADF, libc::EIO, libc::ENOTTY];
-        let terminal = self.process.duplicate(number).map(File::from);
+        let terminal = self.process.duplicate_descriptor(number).map(File::from);
         match terminal.and_then(|terminal| queued_bytes(&terminal)) {
             Err(error)
                 if error
@@ -176,17 +178,26 @@ fn read_socket(socket: &File, inode: u64) -> io::Result<Option<QueueContent>> {
     let queued = match queued_bytes(socket) {
         Ok(queued) => queued,
         // FIONREAD fails for listening sockets, and for families whose messages come from the kernel.
-        Err(_) => return Ok(None),
+        Err(_) => return Ok(read_netlink_socket(socket, inode)),
     };
     let is_unix_socket = socket_option(socket, libc::SO_DOMAIN, 0) == Some(libc::AF_UNIX);
+    let events = pending_events(socket);
     let mut content = QueueContent {
         inode,
         is_unix_socket,
         has_unread_output: is_unix_socket && has_unread_output(socket),
         peer_pid: peer_pid(socket).filter(|_| is_unix_socket),
+        // Both FIONREAD and recv(2) end in front of urgent data.
+        has_more_data: events & libc::POLLPRI != 0,
         ..QueueContent::default()
     };
     if queued == 0 {
+        return Ok(Some(content));
+    }
+    // recv(2) would move the program's position for peeks, or return an error that the program has yet to see.
+    let peek_position = socket_option(socket, libc::SO_PEEK_OFF, -1);
+    if peek_position.is_some_and(|position| position >= 0) || events & libc::POLLERR != 0 {
+        content.unread_bytes = queued;
         return Ok(Some(content));
     }
     let mut bytes = vec![0_u8; queued.min(MAX_QUEUE_BYTES) as usize];
@@ -207,10 +218,37 @@ fn read_socket(socket: &File, inode: u64) -> io::Result<Option<QueueContent>> {
         Err(error) => return Err(error.into()),
     }
     content.unread_bytes = queued.saturating_sub(bytes.len() as u64);
-    content.has_more_datagrams = socket_option(socket, libc::SO_TYPE, 0) == Some(libc::SOCK_DGRAM)
+    content.has_more_data |= socket_option(socket, libc::SO_TYPE, 0) == Some(libc::SOCK_DGRAM)
         && !has_one_datagram(socket);
     content.data = bytes;
     Ok(Some(content))
+}
+
+/// Counts the receive queue of a netlink socket on which processes send each other messages (`NETLINK_USERSOCK`): they
+/// have no FIONREAD, and are not read. `None` for other sockets.
+fn read_netlink_socket(socket: &File, inode: u64) -> Option<QueueContent> {
+    let is_between_processes = socket_option(socket, libc::SO_DOMAIN, 0) == Some(libc::AF_NETLINK)
+        && socket_option(socket, libc::SO_PROTOCOL, 0) == Some(libc::NETLINK_USERSOCK);
+    let values = socket_option(socket, SO_MEMINFO, [0_u32; MEMINFO_VALUES]);
+    values
+        .filter(|_| is_between_processes)
+        .map(|values| QueueContent {
+            inode,
+            unread_bytes: u64::from(values[0]),
+            ..QueueContent::default()
+        })
+}
+
+/// Returns which of `POLLPRI` and `POLLERR` are pending (poll(2)), without clearing them.
+fn pending_events(socket: &File) -> libc::c_short {
+    let mut polled = libc::pollfd {
+        fd: socket.as_raw_fd(),
+        events: libc::POLLPRI,
+        revents: 0,
+    };
+    // SAFETY: poll(2) writes to one `pollfd`, and does not wait.
+    unsafe { libc::poll(&raw mut polled, 1, 0) };
+    polled.revents
 }
 
 /// Returns whether a Unix socket has sent data that its peers have not read (`SIOCOUTQ` of unix(7)).
@@ -221,15 +259,15 @@ fn has_unread_output(socket: &File) -> bool {
     result == 0 && memory > 0
 }
 
-/// Returns whether the receive memory in use of an internet socket is too small for a second datagram. False for Unix
-/// sockets, whose datagrams count towards the sender.
+/// Returns whether an internet socket has exactly one datagram queued: the receive memory in use is too small for a
+/// second one. False for Unix sockets, whose datagrams count towards the sender.
 fn has_one_datagram(socket: &File) -> bool {
     let values = socket_option(socket, SO_MEMINFO, [0_u32; MEMINFO_VALUES]);
     values.is_some_and(|values| (1..=SINGLE_DATAGRAM_MEMORY).contains(&values[0]))
 }
 
-/// Returns the process that made a Unix socket's other end (`SO_PEERCRED` of unix(7)). `None` if there is none that is
-/// visible here.
+/// Returns the pid of the process that created a Unix socket's other end (`SO_PEERCRED` of unix(7)). `None` if the
+/// socket is not connected, or that process is not visible in this pid namespace.
 fn peer_pid(socket: &File) -> Option<u32> {
     let unknown = libc::ucred {
         pid: 0,
@@ -240,8 +278,8 @@ fn peer_pid(socket: &File) -> Option<u32> {
     u32::try_from(peer.pid).ok().filter(|pid| *pid != 0)
 }
 
-/// Returns an option of a socket; `None` if it has none. `value` is of the kernel's type for it, which consists of
-/// numbers, and stays where the kernel writes less.
+/// Reads an option of a socket (`SOL_SOCKET`); `None` if the kernel refuses it. `value` is of the kernel's type for the
+/// option, which must consist of numbers. A part of it that the kernel does not write is returned unchanged.
 fn socket_option<T>(socket: &File, option: libc::c_int, mut value: T) -> Option<T> {
     let mut length = size_of::<T>() as libc::socklen_t;
     // SAFETY: getsockopt(2) writes at most `length` bytes to `value`, whose type any numbers are valid for.
@@ -260,6 +298,7 @@ fn socket_option<T>(socket: &File, option: libc::c_int, mut value: T) -> Option<
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::fd::FromRawFd;
     use std::os::unix::net::{UnixDatagram, UnixStream};
 
     use super::*;
@@ -288,7 +327,7 @@ mod tests {
         one.write_all(b"pieces").unwrap();
         let content = read(&other);
         assert_eq!(
-            (content.data.as_slice(), content.has_more_datagrams),
+            (content.data.as_slice(), content.has_more_data),
             (&b"in two pieces"[..], false)
         );
         assert!(read(&one).has_unread_output && !content.has_unread_output);
@@ -306,12 +345,91 @@ mod tests {
         one.send(b"second").unwrap();
         let content = read(&other);
         assert_eq!(
-            (content.data.as_slice(), content.has_more_datagrams),
+            (content.data.as_slice(), content.has_more_data),
             (&b"first"[..], true)
         );
         let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         udp.send_to(b"one", udp.local_addr().unwrap()).unwrap();
         assert_eq!(read(&udp).data, b"one");
+    }
+
+    fn set_option(socket: &impl AsRawFd, option: libc::c_int, value: libc::c_int) {
+        // SAFETY: setsockopt(2) reads one integer.
+        let result = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                option,
+                (&raw const value).cast(),
+                size_of::<libc::c_int>() as libc::socklen_t,
+            )
+        };
+        Errno::result(result).unwrap();
+    }
+
+    #[test]
+    fn position_for_peeks_is_not_moved() {
+        let (mut one, other) = UnixStream::pair().unwrap();
+        set_option(&other, libc::SO_PEEK_OFF, 2);
+        one.write_all(b"unread").unwrap();
+        let content = read(&other);
+        assert_eq!((content.data.len(), content.unread_bytes), (0, 6));
+        let socket = File::from(other.try_clone().map(std::os::fd::OwnedFd::from).unwrap());
+        assert_eq!(socket_option(&socket, libc::SO_PEEK_OFF, -1), Some(2));
+    }
+
+    #[test]
+    fn pending_error_is_not_consumed() {
+        let bind = || std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (socket, peer) = (bind(), bind());
+        socket.connect(peer.local_addr().unwrap()).unwrap();
+        peer.send_to(b"five", socket.local_addr().unwrap()).unwrap();
+        // The peer's end makes the answer to the next message an error.
+        drop(peer);
+        socket.send(b"refused").unwrap();
+        let content = read(&socket);
+        assert_eq!((content.data.len(), content.unread_bytes), (0, 4));
+        let error = socket.recv(&mut [0; 4]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(socket.recv(&mut [0; 4]).unwrap(), 4);
+    }
+
+    #[test]
+    fn data_behind_urgent_data_is_reported() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut one = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        one.write_all(b"before").unwrap();
+        // SAFETY: send(2) reads one byte.
+        let sent = unsafe { libc::send(one.as_raw_fd(), b"!".as_ptr().cast(), 1, libc::MSG_OOB) };
+        assert_eq!(sent, 1);
+        one.write_all(b"behind").unwrap();
+        let content = read(&other);
+        assert_eq!(
+            (content.data.as_slice(), content.has_more_data),
+            (&b"before"[..], true)
+        );
+    }
+
+    #[test]
+    fn messages_between_netlink_sockets_are_counted() {
+        let open = || {
+            // SAFETY: socket(2) takes three numbers.
+            let opened =
+                unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_USERSOCK) };
+            let descriptor = Errno::result(opened).unwrap();
+            // SAFETY: socket(2) has just returned the descriptor, so nothing else owns it.
+            unsafe { std::os::fd::OwnedFd::from_raw_fd(descriptor) }
+        };
+        let (sender, receiver) = (open(), open());
+        let any = nix::sys::socket::NetlinkAddr::new(0, 0);
+        nix::sys::socket::bind(receiver.as_raw_fd(), &any).unwrap();
+        assert_eq!(read(&receiver).unread_bytes, 0);
+        let own: nix::sys::socket::NetlinkAddr =
+            nix::sys::socket::getsockname(receiver.as_raw_fd()).unwrap();
+        let flags = nix::sys::socket::MsgFlags::empty();
+        nix::sys::socket::sendto(sender.as_raw_fd(), b"message", &own, flags).unwrap();
+        assert!(read(&receiver).unread_bytes >= 7);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! that has loaded the plugin already, use memprof-host's client.
 
 mod auxiliary;
+mod clone_step;
 pub mod control_block;
 mod examine;
 pub mod executable;
@@ -40,7 +41,7 @@ pub mod threads;
 mod tracer;
 pub mod xstate;
 
-pub use examine::{ExaminedProcess, Purpose, examine, examine_for, proc_denied_refusal};
+pub use examine::{ExaminedProcess, Purpose, examine_for, examine_for_load, proc_denied_refusal};
 pub use fork_trial::measure_page_copy_time;
 pub use halt::{Halt, HaltWatch};
 pub use limit::Limit;

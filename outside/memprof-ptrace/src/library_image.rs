@@ -51,6 +51,7 @@ impl LibraryImage {
         let count = u64::from(read_u16(&header, 56));
         let mut dynamic = None;
         for index in 0..count.min(MAX_SEGMENTS) {
+            // `Elf64_Phdr` has 56 bytes.
             let segment: [u8; 56] = memory.read_array(segments.wrapping_add(index * 56))?;
             if read_u32(&segment, 0) == PT_DYNAMIC {
                 dynamic = Some(bias.wrapping_add(read_u64(&segment, 16)));
@@ -59,6 +60,7 @@ impl LibraryImage {
         let dynamic = dynamic.ok_or_else(|| malformed_error("no dynamic section"))?;
         let (mut symbols, mut names, mut size) = (0, 0, 0);
         for index in 0..MAX_DYNAMIC_ENTRIES {
+            // `Elf64_Dyn`: `d_tag`, then `d_val` or `d_ptr`.
             let entry: [u8; 16] = memory.read_array(dynamic.wrapping_add(index * 16))?;
             let value = read_u64(&entry, 8);
             // An address if the loader has relocated the entry, else an offset, as in the vDSO.
@@ -91,22 +93,22 @@ impl LibraryImage {
         Ok(image)
     }
 
-    /// Returns the address (`st_value`) of a symbol that the library defines; `None` if it does not.
-    pub fn symbol(&self, name: &str) -> Option<u64> {
+    /// Returns the address of a symbol (`st_value` plus the load bias); `None` if the library does not define it.
+    pub fn symbol_address(&self, name: &str) -> Option<u64> {
         let symbol = self.symbols_named(name).find(|symbol| is_defined(symbol))?;
         Some(self.bias.wrapping_add(read_u64(symbol, 8)))
     }
 
-    /// Addresses of a symbol that the library defines, from its start on for as many bytes as it has; `None` if the
-    /// library does not define it.
+    /// Returns the addresses of a symbol, `st_size` bytes from its start. `None` if the library does not define it, or
+    /// the range passes the end of the address space.
     pub fn symbol_range(&self, name: &str) -> Option<Range<u64>> {
         let symbol = self.symbols_named(name).find(|symbol| is_defined(symbol))?;
         let start = self.bias.wrapping_add(read_u64(symbol, 8));
         Some(start..start.checked_add(read_u64(symbol, 16))?)
     }
 
-    /// Whether the library uses a symbol that another library defines.
-    pub fn imports(&self, name: &str) -> bool {
+    /// Returns whether the library uses a symbol that another library must define.
+    pub fn imports_symbol(&self, name: &str) -> bool {
         self.symbols_named(name).any(|symbol| !is_defined(symbol))
     }
 
@@ -166,12 +168,12 @@ mod tests {
         let memory = Memory::open(std::process::id()).unwrap();
         let libc = LibraryImage::read(&memory, base_of(b"libc.so.6")).unwrap();
         let here = libc::pthread_create as *const () as u64;
-        assert_eq!(libc.symbol("pthread_create"), Some(here));
-        assert_eq!(libc.symbol("no_such_function"), None);
+        assert_eq!(libc.symbol_address("pthread_create"), Some(here));
+        assert_eq!(libc.symbol_address("no_such_function"), None);
         // A prefix of other symbols.
-        assert_eq!(libc.symbol("pthread_"), None);
-        assert!(libc.imports("__tls_get_addr"));
-        assert!(!libc.imports("pthread_create") && !libc.imports("no_such_function"));
+        assert_eq!(libc.symbol_address("pthread_"), None);
+        assert!(libc.imports_symbol("__tls_get_addr"));
+        assert!(!libc.imports_symbol("pthread_create") && !libc.imports_symbol("no_such_function"));
     }
 
     #[test]

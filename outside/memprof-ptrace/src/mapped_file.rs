@@ -2,7 +2,7 @@
 //! may be FUSE: then each step that touches the file may block for ever, even past SIGKILL.
 
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -50,6 +50,7 @@ fn is_fuse_mount(mount: &str, key: MountKey<'_>) -> bool {
         return false;
     };
     let mut fields = place.split(' ');
+    // Fields 1 and 3 of mountinfo (proc(5)).
     let (id, device) = (fields.next(), fields.nth(1));
     let is_keyed = match key {
         MountKey::Id(expected) => id.and_then(|id| id.parse().ok()) == Some(expected),
@@ -71,17 +72,18 @@ fn is_fuse_mount(mount: &str, key: MountKey<'_>) -> bool {
 
 /// Opens the file that a mapping of process `pid` shows. `None` if the path names another file now, or a file whose
 /// opening may block or have an effect (FUSE, a FIFO, a device).
-pub fn open_mapped(pid: u32, mapping: &Mapping<'_>) -> Option<File> {
+pub fn open_mapped_file(pid: u32, mapping: &Mapping<'_>) -> Option<File> {
     if Mounts::for_pid(pid).is_fuse(MountKey::Device(mapping.device)) {
         return None;
     }
     let path = [format!("/proc/{pid}/root").as_bytes(), mapping.path].concat();
-    open_regular(Path::new(OsStr::from_bytes(&path)), mapping.inode)
+    open_regular_file(Path::new(OsStr::from_bytes(&path)), mapping.inode)
 }
 
-/// Opens a file for reading. `None` if it cannot be opened, is not regular, or has another inode. A file that is not
-/// regular is not even opened for a moment: opening a FIFO can block, and opening a device can have an effect.
-pub fn open_regular(path: &Path, inode: u64) -> Option<File> {
+/// Opens a file for reading. `None` if it cannot be opened, is not regular, has another inode, or if a process has a lease
+/// for writing on it. Such files are not even opened for a moment: opening a FIFO can block, opening a device can have
+/// an effect, and opening a leased file sends a signal to the holder of the lease, which may end it.
+pub fn open_regular_file(path: &Path, inode: u64) -> Option<File> {
     // `O_PATH` names the file without opening it (open(2)).
     let handle = OpenOptions::new()
         .read(true)
@@ -90,15 +92,36 @@ pub fn open_regular(path: &Path, inode: u64) -> Option<File> {
         .ok()?;
     let metadata = handle.metadata().ok()?;
     let is_expected = metadata.is_file() && metadata.ino() == inode;
-    // The kernel's link refers to the file of the handle, even if the path names another one now.
-    is_expected
-        .then(|| File::open(format!("/proc/self/fd/{}", handle.as_raw_fd())).ok())
-        .flatten()
+    if !is_expected || has_write_lease(inode) {
+        return None;
+    }
+    // The kernel's link refers to the file of the handle, even if the path names another one now. Without blocking: a
+    // holder has 45 seconds to give up a lease that it took just now (/proc/sys/fs/lease-break-time).
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(format!("/proc/self/fd/{}", handle.as_raw_fd()))
+        .ok()
+}
+
+/// Returns whether a process has a lease for writing (`F_SETLEASE` of fcntl(2)) on a file with this inode, on any device:
+/// those of /proc/locks are not always those of stat(2).
+fn has_write_lease(inode: u64) -> bool {
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    locks.lines().any(|line| is_write_lease(line, inode))
+}
+
+/// Returns whether a line of /proc/locks is of a lease for writing on a file with this inode. An example of a line is
+/// `1: LEASE  ACTIVE    WRITE 6820 fe:00:10019142 0 EOF`.
+fn is_write_lease(line: &str, inode: u64) -> bool {
+    let mut fields = line.split_whitespace().skip(1);
+    let is_lease = fields.next() == Some("LEASE") && fields.nth(1) == Some("WRITE");
+    let file = fields.nth(1).and_then(|file| file.rsplit(':').next());
+    is_lease && file.and_then(|inode| inode.parse().ok()) == Some(inode)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::os::unix::fs::symlink;
 
     use nix::sys::stat::Mode;
@@ -138,7 +161,7 @@ mod tests {
         mkfifo(&path("fifo"), Mode::S_IRWXU).unwrap();
         symlink("/dev/zero", path("device")).unwrap();
         let check = |name: &str, inode, expected: bool| {
-            let opened = open_regular(&path(name), inode);
+            let opened = open_regular_file(&path(name), inode);
             assert_eq!(opened.is_some(), expected, "{name}");
         };
         check("library.so", inode("library.so"), true);
@@ -148,5 +171,46 @@ mod tests {
         check("device", inode("device"), false);
         check(".", inode("."), false);
         check("absent", 1, false);
+    }
+
+    #[test]
+    #[expect(unsafe_code, reason = "fcntl(2) for leases, which nix does not have")]
+    fn file_with_write_lease_is_not_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("leased");
+        fs::write(&path, "text").unwrap();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        let inode = file.metadata().unwrap().ino();
+        let control = |command, argument: libc::c_int| {
+            // SAFETY: fcntl(2) takes numbers, of a file that is open.
+            unsafe { libc::fcntl(file.as_raw_fd(), command, argument) }
+        };
+        // A signal that is ignored: SIGIO would end this process.
+        const F_SETSIG: libc::c_int = 10;
+        assert_eq!(control(F_SETSIG, libc::SIGWINCH), 0);
+        assert_eq!(control(libc::F_SETLEASE, libc::F_WRLCK), 0);
+        assert!(open_regular_file(&path, inode).is_none());
+        // An attempt to open it would have begun to reduce the lease to one for reading.
+        assert_eq!(control(libc::F_GETLEASE, 0), libc::F_WRLCK);
+        assert_eq!(control(libc::F_SETLEASE, libc::F_UNLCK), 0);
+        drop(file);
+        assert!(open_regular_file(&path, inode).is_some());
+    }
+
+    #[test]
+    fn write_leases_are_recognized() {
+        let check =
+            |line, expected| assert_eq!(is_write_lease(line, 10_019_142), expected, "{line}");
+        check("1: LEASE  ACTIVE    WRITE 6820 fe:00:10019142 0 EOF", true);
+        check("2: LEASE  BREAKING  WRITE 6820 fe:00:10019142 0 EOF", true);
+        check("3: LEASE  ACTIVE    READ 6820 fe:00:10019142 0 EOF", false);
+        check("4: LEASE  ACTIVE    WRITE 6820 fe:00:7 0 EOF", false);
+        check("5: POSIX  ADVISORY  WRITE 6820 fe:00:10019142 0 EOF", false);
+        check(
+            "5: -> POSIX  ADVISORY  WRITE 6820 fe:00:10019142 0 EOF",
+            false,
+        );
+        check("6: LEASE", false);
+        check("", false);
     }
 }

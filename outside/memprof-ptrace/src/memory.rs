@@ -30,7 +30,7 @@ impl Memory {
     /// Opens the memory for reading and writing, without a child.
     ///
     /// # Errors
-    /// There is no such process, or ptrace(2) is not allowed either.
+    /// There is no such process, or this user may not trace it.
     pub fn open(pid: u32) -> io::Result<Self> {
         // In this order: if the process executes another program in between, that one is noticed.
         let program = ProgramIdentity::for_pid(pid);
@@ -47,7 +47,7 @@ impl Memory {
         })
     }
 
-    /// Opens the memory. A child reads it until [`read_directly`](Self::read_directly) is called.
+    /// Opens the memory. A child reads it until [`switch_to_direct_reads`](Self::switch_to_direct_reads) is called.
     ///
     /// # Errors
     /// Like [`open`](Self::open), or the child cannot be created.
@@ -56,14 +56,14 @@ impl Memory {
     }
 
     /// Opens the memory of process `pid`, a copy of process `original`. A child reads it until
-    /// [`read_directly`](Self::read_directly) is called. If the child of an earlier command still waits for memory of
-    /// `original`, every read fails at once.
+    /// [`switch_to_direct_reads`](Self::switch_to_direct_reads) is called. If the child of an earlier command still
+    /// waits for memory of `original`, every read fails at once.
     ///
     /// # Errors
     /// Like [`open_by_child`](Self::open_by_child).
     pub fn open_copy_by_child(pid: u32, original: u32) -> io::Result<Self> {
         let memory = Self::open(pid)?;
-        // Opened again: the child may outlive this process, and the lock of `try_lock` belongs to the open file
+        // Opened again: the child may outlive this process, and the lock of `try_lock_process` belongs to the open file
         // description.
         let file = File::open(format!("/proc/self/fd/{}", memory.file.as_raw_fd()))?;
         *memory.lock_reader() = Some(Reader::start(&file, original)?);
@@ -75,12 +75,12 @@ impl Memory {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads directly from now on, without the child, which is too slow while threads are stopped. The pages read so
-    /// far have arrived once, so they are not expected to block.
+    /// Ends the child: from now on this process reads directly, because the child is too slow while threads are
+    /// stopped. The pages read so far have arrived once, so they are not expected to block.
     ///
     /// # Errors
     /// `SilentMemory`: a page did not come in time.
-    pub fn read_directly(&self) -> Result<(), Refusal> {
+    pub fn switch_to_direct_reads(&self) -> Result<(), Refusal> {
         self.require_responsive_memory()?;
         *self.lock_reader() = None;
         Ok(())
@@ -113,7 +113,7 @@ impl Memory {
     ///
     /// # Errors
     /// Another command holds the lock.
-    pub fn try_lock(&self) -> Result<(), TryLockError> {
+    pub fn try_lock_process(&self) -> Result<(), TryLockError> {
         self.file.try_lock()
     }
 
@@ -164,7 +164,7 @@ impl Memory {
     /// # Errors
     /// The process has ended.
     pub(crate) fn auxiliary_vector(&self) -> io::Result<Vec<u8>> {
-        auxiliary::read_vector(self.pid)
+        auxiliary::read_auxv(self.pid)
     }
 
     /// Writes bytes, even where the process itself has no write access, as a debugger does.
@@ -173,6 +173,7 @@ impl Memory {
     /// Like [`read`](Self::read); also for a shared mapping of a file without write access.
     pub fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
         if let Some(reader) = self.lock_reader().as_mut() {
+            // It may have kept the old bytes.
             reader.forget_pages();
         }
         self.file.write_all_at(bytes, address)
@@ -194,13 +195,13 @@ mod tests {
     fn lock_ends_with_its_owner_while_a_child_has_the_file() {
         let own = std::process::id();
         let memory = Memory::open(own).unwrap();
-        memory.try_lock().unwrap();
+        memory.try_lock_process().unwrap();
         let other = Memory::open(own).unwrap();
-        other.try_lock().unwrap_err();
+        other.try_lock_process().unwrap_err();
         // A duplicate, as fork(2) makes it.
         let of_child = memory.file.try_clone().unwrap();
         drop(memory);
-        other.try_lock().unwrap();
+        other.try_lock_process().unwrap();
         drop(of_child);
     }
 }

@@ -33,18 +33,19 @@ pub const DESCRIPTOR_LINK: &str = "anon_inode:[userfaultfd]";
 const DO_NOT_WAKE: u64 = 1;
 const PAGE_SIZE: usize = 4096;
 
-/// Returns whether descriptor `number` of process `holder`, of userfaultfd(2), serves a process that has registered
-/// memory at `address`, the start of a page. That is the process itself for its own descriptors, and rarely another
-/// one: a relative with the same mappings.
+/// Returns whether the userfaultfd(2) descriptor `number` of process `holder` serves a process that has registered
+/// memory at `address`, the start of a page. Such a process is `holder` itself if the descriptor is its own, and rarely
+/// another one: a relative with the same mappings.
 ///
-/// It asks the kernel to copy a page there that this process itself cannot read: the kernel looks the registered memory
-/// up first (`ENOENT`), and copies nothing then either (`EFAULT`).
+/// Requests the kernel to copy to `address` a page that this process cannot read. The kernel first looks up the
+/// registered memory (`ENOENT` if there is none), and then fails to read the page (`EFAULT`), so it never copies
+/// anything.
 ///
 /// # Errors
 /// The process has closed the descriptor, or has another one of that number, this user may not access it, Linux is older
 /// than 5.6, or the kernel gives another answer.
-pub fn serves_address(holder: u32, number: i32, address: u64) -> io::Result<bool> {
-    let descriptor = PidFd::open(holder)?.duplicate(number)?;
+pub fn descriptor_serves_address(holder: u32, number: i32, address: u64) -> io::Result<bool> {
+    let descriptor = PidFd::open(holder)?.duplicate_descriptor(number)?;
     // The process may have put another one under that number, whose driver would take the ioctl for one of its own.
     let link = fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))?;
     if link != Path::new(DESCRIPTOR_LINK) {
@@ -73,7 +74,7 @@ pub fn serves_address(holder: u32, number: i32, address: u64) -> io::Result<bool
 struct UnreadablePage(*mut c_void);
 
 impl UnreadablePage {
-    /// Maps it.
+    /// Maps the page at an address that the kernel chooses.
     fn map() -> io::Result<Self> {
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: mmap(2) chooses an unused address.
@@ -101,7 +102,7 @@ mod tests {
     #[test]
     fn descriptor_of_another_kind_is_not_asked() {
         let file = File::open("/dev/null").unwrap();
-        let asked = serves_address(std::process::id(), file.as_raw_fd(), 0).unwrap_err();
+        let asked = descriptor_serves_address(std::process::id(), file.as_raw_fd(), 0).unwrap_err();
         assert!(asked.to_string().contains("another one"), "{asked}");
     }
 }

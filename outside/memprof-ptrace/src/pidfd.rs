@@ -39,6 +39,9 @@ const GET_INFO: libc::c_ulong =
 /// `PIDFD_SIGNAL_PROCESS_GROUP` of the kernel's include/uapi/linux/pidfd.h, since Linux 6.9.
 const SIGNAL_PROCESS_GROUP: libc::c_uint = 1 << 2;
 
+/// `PIDFD_THREAD` of the kernel's include/uapi/linux/pidfd.h, since Linux 6.9.
+const PIDFD_THREAD: libc::c_int = libc::O_EXCL;
+
 /// A descriptor of a process (`pidfd_open(2)`), which never refers to another process with the same pid. Readable
 /// once the process has ended.
 #[derive(Debug)]
@@ -53,8 +56,21 @@ impl PidFd {
     /// # Errors
     /// `ESRCH`: no process has that pid. `ENOSYS`: Linux before 5.3.
     pub fn open(pid: u32) -> io::Result<Self> {
+        Self::open_with_flags(pid, 0)
+    }
+
+    /// Opens a thread, of a descriptor table of its own for example.
+    ///
+    /// # Errors
+    /// `ESRCH`: no thread has that id. `EINVAL`: Linux before 6.9.
+    pub(crate) fn open_thread(tid: u32) -> io::Result<Self> {
+        Self::open_with_flags(tid, PIDFD_THREAD)
+    }
+
+    /// Calls `pidfd_open(2)`.
+    fn open_with_flags(pid: u32, flags: libc::c_int) -> io::Result<Self> {
         // SAFETY: pidfd_open(2) takes two numbers.
-        let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) };
         let descriptor = Errno::result(opened)?;
         Ok(Self {
             pid,
@@ -77,7 +93,7 @@ impl PidFd {
     /// # Errors
     /// `ESRCH`: its parent has waited for it; `EPERM`: it runs as another user.
     pub fn send_signal(&self, signal: Signal) -> io::Result<()> {
-        self.send(signal, 0)
+        self.send_signal_with_flags(signal, 0)
     }
 
     /// Sends a signal to the process group whose leader this process is, or was until its end. Linux before 6.9 finds
@@ -86,7 +102,7 @@ impl PidFd {
     /// # Errors
     /// `ESRCH`: no process of the group is left; `EPERM`: they run as other users.
     pub fn send_signal_to_group(&self, signal: Signal) -> io::Result<()> {
-        match self.send(signal, SIGNAL_PROCESS_GROUP) {
+        match self.send_signal_with_flags(signal, SIGNAL_PROCESS_GROUP) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 Ok(killpg(Pid::from_raw(self.pid.cast_signed()), signal)?)
             }
@@ -94,8 +110,9 @@ impl PidFd {
         }
     }
 
-    /// Sends a signal by `pidfd_send_signal(2)`; `flags` say to whom. Fails with the errno of the call.
-    fn send(&self, signal: Signal, flags: libc::c_uint) -> io::Result<()> {
+    /// Calls `pidfd_send_signal(2)`. `flags` are 0 for the process, or [`SIGNAL_PROCESS_GROUP`]. Fails with the errno
+    /// of the call.
+    fn send_signal_with_flags(&self, signal: Signal, flags: libc::c_uint) -> io::Result<()> {
         let descriptor = self.descriptor.as_raw_fd();
         let no_info = ptr::null::<libc::siginfo_t>();
         // SAFETY: pidfd_send_signal(2) takes numbers, and a null pointer for the signal's record.
@@ -112,11 +129,11 @@ impl PidFd {
         Ok(())
     }
 
-    /// Duplicates descriptor `number` of the process.
+    /// Duplicates descriptor `number` of the process into this one (`pidfd_getfd(2)`).
     ///
     /// # Errors
     /// The process has closed the descriptor, this user may not access it, or Linux is older than 5.6.
-    pub fn duplicate(&self, number: i32) -> io::Result<OwnedFd> {
+    pub fn duplicate_descriptor(&self, number: i32) -> io::Result<OwnedFd> {
         let descriptor = self.descriptor.as_raw_fd();
         // SAFETY: pidfd_getfd(2) takes three numbers.
         let duplicate = unsafe { libc::syscall(libc::SYS_pidfd_getfd, descriptor, number, 0) };

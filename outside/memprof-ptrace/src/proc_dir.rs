@@ -36,7 +36,7 @@ pub(crate) struct ProcDir {
 }
 
 impl ProcDir {
-    /// Directory of the process with that pid, whose files are read again each time.
+    /// Returns the directory of the process with that pid, whose files are read again each time.
     pub(crate) fn for_pid(pid: u32) -> Self {
         Self {
             path: PathBuf::from(format!("/proc/{pid}")),
@@ -44,16 +44,16 @@ impl ProcDir {
         }
     }
 
-    /// Directory of the process with that pid, each file of which is read once: the kernel makes it anew for each
-    /// reader.
-    pub(crate) fn for_pid_once(pid: u32) -> Self {
+    /// Returns the directory of the process with that pid, which keeps the content of each file after its first read:
+    /// the kernel generates the content anew for each reader.
+    pub(crate) fn for_pid_cached(pid: u32) -> Self {
         Self {
             known: Some(RefCell::default()),
             ..Self::for_pid(pid)
         }
     }
 
-    /// Directory of this process.
+    /// Returns the directory of this process, whose files are read again each time.
     pub(crate) fn current() -> Self {
         Self {
             path: PathBuf::from("/proc/self"),
@@ -79,7 +79,8 @@ impl ProcDir {
         self.path.join(name).display().to_string()
     }
 
-    /// Reads a file of the directory. A directory of [`for_pid_once`](Self::for_pid_once) reads each file only once.
+    /// Reads a file of the directory. A directory of [`for_pid_cached`](Self::for_pid_cached) reads each file only
+    /// once.
     ///
     /// # Errors
     /// `NoSuchProcess`: the process has ended, or there is no such file; `Unreadable`: it cannot be read for
@@ -108,7 +109,7 @@ impl ProcDir {
     ///
     /// # Errors
     /// Like [`read`](Self::read); `Unreadable` if `parse` fails.
-    pub(crate) fn parse<T, E: fmt::Display>(
+    pub(crate) fn parse_file<T, E: fmt::Display>(
         &self,
         name: &str,
         parse: impl Fn(&[u8]) -> Result<T, E>,
@@ -153,16 +154,16 @@ impl ProcDir {
 
     /// Returns the owner of the files in the directory: root if the process is not dumpable (proc(5)), `None` if
     /// they cannot be read. The directory itself always belongs to the process's user.
-    pub(crate) fn owner(&self) -> Option<u32> {
+    pub(crate) fn file_owner(&self) -> Option<u32> {
         Some(fs::metadata(self.path.join("mem")).ok()?.st_uid())
     }
 
     /// Returns the command line, its arguments joined by spaces, up to [`MAX_COMMAND_BYTES`]; empty if the process has
     /// cleared it, has ended, or is a kernel thread.
-    pub(crate) fn command(&self) -> String {
+    pub(crate) fn command_line(&self) -> String {
         let mut arguments = Vec::with_capacity(FIRST_READ);
         if let Ok(file) = File::open(self.path.join("cmdline")) {
-            // A part is shown as well as the whole.
+            // If the read fails midway, the part before is returned.
             let _read = file.take(MAX_COMMAND_BYTES).read_to_end(&mut arguments);
         }
         let arguments = String::from_utf8_lossy(&arguments);
@@ -201,7 +202,7 @@ mod tests {
     fn files_are_read_once_or_each_time() {
         let rename = |name: &str| fs::write("/proc/self/comm", name).unwrap();
         let (once, anew) = (
-            ProcDir::for_pid_once(std::process::id()),
+            ProcDir::for_pid_cached(std::process::id()),
             ProcDir::current(),
         );
         let before = fs::read("/proc/self/comm").unwrap();

@@ -1,9 +1,11 @@
 //! Parsers of a process's files in /proc. They take bytes, so that files of other kernels can be tested.
 
+mod kcmp;
 mod stat;
 mod status;
 mod vfork;
 
+pub use kcmp::{find_descriptor_tables, have_same_descriptor};
 pub use stat::ProcStat;
 pub use status::{FAULT_SIGNALS, ProcStatus, ProcessState, SeccompMode};
 pub use vfork::count_memory_sharers;

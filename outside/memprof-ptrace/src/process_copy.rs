@@ -5,12 +5,16 @@
     reason = "kill(2) and waitpid(2), whose arguments are bare numbers"
 )]
 
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use libc::pid_t;
 
-use crate::ptrace_request::{request, wait_for_stop};
+use crate::ptrace_request::{ptrace_request, wait_for_stop};
+
+/// The highest `oom_score_adj` (`proc_pid_oom_score_adj(5)`).
+pub const MAX_OOM_SCORE_ADJ: i64 = 1000;
 
 /// Timeout for the copy to stop, on a busy machine.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -28,13 +32,26 @@ impl ProcessCopy {
         wait_for_stop(pid, Instant::now() + STOP_TIMEOUT)
             .map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
         let options = libc::PTRACE_O_EXITKILL as usize;
-        request(libc::PTRACE_SETOPTIONS, pid, 0, options)?;
+        ptrace_request(libc::PTRACE_SETOPTIONS, pid, 0, options)?;
+        // From now on, each page that the process writes exists twice. Where memory runs out, the kernel is to end the
+        // copy, not the process. Raising the value needs no privilege; without /proc, or where it is read-only, the copy
+        // has that of the process.
+        let score = File::options()
+            .write(true)
+            .open(format!("/proc/{pid}/oom_score_adj"));
+        let _ = score.and_then(|mut score| write!(score, "{MAX_OOM_SCORE_ADJ}"));
         Ok(copy)
     }
 
-    /// Ends the copy, and waits until its memory is released. Its parent cannot wait for it before this value is
-    /// dropped.
-    pub fn end(&self) {
+    /// Returns whether the copy was killed, e.g. by the kernel where memory ran out: it has no program any more, and its
+    /// memory cannot be read.
+    pub fn has_ended(&self) -> bool {
+        fs::read_link(format!("/proc/{}/exe", self.0)).is_err()
+    }
+
+    /// Kills the copy, and waits until its memory is released. The copy stays a zombie, for which its parent cannot
+    /// wait, until this value is dropped.
+    pub fn kill(&self) {
         // SAFETY: kill(2) takes numbers; the tracee's pid is not reused before waitpid(2).
         unsafe { libc::kill(self.0, libc::SIGKILL) };
         let options = libc::WEXITED | libc::WNOWAIT | libc::__WALL;

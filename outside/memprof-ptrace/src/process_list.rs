@@ -57,7 +57,7 @@ impl ProcessLister {
     ///
     /// # Errors
     /// `Unreadable`: /proc cannot be listed.
-    pub fn pids(&self) -> Result<Vec<u32>, Refusal> {
+    pub fn list_pids(&self) -> Result<Vec<u32>, Refusal> {
         Ok(ProcDir::list_pids()?.collect())
     }
 
@@ -65,9 +65,9 @@ impl ProcessLister {
     /// process may not be traced, returns only that it is another user's. The kernel may wait for the process's lock on
     /// its mappings, or for its file system, without a limit.
     pub fn examine(&self, pid: u32) -> ListResult {
-        let proc_dir = ProcDir::for_pid_once(pid);
+        let proc_dir = ProcDir::for_pid_cached(pid);
         // The process has ended meanwhile.
-        let Ok(status) = proc_dir.parse("status", ProcStatus::parse) else {
+        let Ok(status) = proc_dir.parse_file("status", ProcStatus::parse) else {
             return ListResult::Omitted;
         };
         let examine = |purpose| {
@@ -85,7 +85,7 @@ impl ProcessLister {
             }) => ListResult::OtherUser,
             outcome => ListResult::Process(Box::new(ListedProcess {
                 pid,
-                command: proc_dir.command(),
+                command: proc_dir.command_line(),
                 maps: proc_dir.read("maps").unwrap_or_default(),
                 cgroups: proc_dir.read("cgroup").unwrap_or_default(),
                 is_readable: outcome.is_ok() || examine(Purpose::Read).is_ok(),

@@ -66,7 +66,7 @@ impl ProgramWatch {
 
     /// Returns how the program ended. `None` if the process still executes it, or did not exist when this value was
     /// created.
-    pub fn end(&self) -> Option<ProgramEnd> {
+    pub fn program_end(&self) -> Option<ProgramEnd> {
         let has_exited = || {
             let process = self.process.as_ref();
             process.is_some_and(|process| process.wait_for_end(Duration::ZERO))
@@ -90,15 +90,15 @@ impl ProgramWatch {
     }
 
     /// Replaces an error by the end of the program, if the program has ended. Waits up to 250 ms for that end if
-    /// `is_transient` says that the error may come from a process that is about to end.
+    /// `may_be_exit_or_exec` says that the error may come from a process that is about to end.
     pub fn explain_error<E: From<Refusal>>(
         &self,
         error: E,
-        is_transient: impl Fn(&E) -> bool,
+        may_be_exit_or_exec: impl Fn(&E) -> bool,
     ) -> E {
-        let end = match is_transient(&error) {
+        let end = match may_be_exit_or_exec(&error) {
             true => self.wait_for_end(),
-            false => self.end(),
+            false => self.program_end(),
         };
         end.map_or(error, |end| Refusal::from(end).into())
     }
@@ -118,7 +118,7 @@ impl ProgramWatch {
     /// Waits for the end of the program until `deadline`. Returns how it ended. `None` if it has not ended by then.
     pub fn wait_for_end_until(&self, deadline: Instant) -> Option<ProgramEnd> {
         loop {
-            let end = self.end();
+            let end = self.program_end();
             if end.is_some() || Instant::now() > deadline {
                 return end;
             }
@@ -180,7 +180,7 @@ mod tests {
         let check = |script: &str, expected: ProgramEnd| {
             let mut child = start(script);
             let watch = ProgramWatch::open(child.id());
-            assert_eq!(watch.end(), None, "{script}");
+            assert_eq!(watch.program_end(), None, "{script}");
             child.stdin.as_ref().unwrap().write_all(b"\n").unwrap();
             assert_eq!(await_end(&watch), expected, "{script}");
             child.kill().unwrap();
@@ -227,7 +227,7 @@ os.execvp('sleep', ['sleep', '60'])";
         let sharer = PidFd::open(line.trim().parse().unwrap()).unwrap();
         let memory = Memory::open(child.id()).unwrap();
         let watch = ProgramWatch::open(child.id());
-        assert_eq!(watch.end(), None);
+        assert_eq!(watch.program_end(), None);
         assert!(!memory.was_program_replaced());
         child.stdin.as_ref().unwrap().write_all(b"\n").unwrap();
         assert_eq!(await_end(&watch), ProgramEnd::Executed);
@@ -244,9 +244,9 @@ os.execvp('sleep', ['sleep', '60'])";
         child.kill().unwrap();
         assert_eq!(await_end(&watch), ProgramEnd::Exited);
         // A zombie has no program to watch: it ended before.
-        assert_eq!(ProgramWatch::open(child.id()).end(), None);
+        assert_eq!(ProgramWatch::open(child.id()).program_end(), None);
         child.wait().unwrap();
-        assert_eq!(watch.end(), Some(ProgramEnd::Exited));
-        assert_eq!(ProgramWatch::open(u32::MAX >> 2).end(), None);
+        assert_eq!(watch.program_end(), Some(ProgramEnd::Exited));
+        assert_eq!(ProgramWatch::open(u32::MAX >> 2).program_end(), None);
     }
 }

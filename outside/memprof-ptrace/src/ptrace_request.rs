@@ -52,7 +52,8 @@ pub(crate) fn wait_for_stop(tid: pid_t, deadline: Instant) -> Result<i32, StopEr
     }
 }
 
-/// Returns whether a thread has ended, also if it has not been waited for yet. `false` if /proc does not tell.
+/// Returns whether a thread has ended, even if nothing has waited for it yet. False if its file in /proc cannot be read
+/// for another reason.
 pub(crate) fn has_ended(tid: pid_t) -> bool {
     match fs::read(format!("/proc/{tid}/stat")) {
         Ok(stat) => ProcStat::parse(&stat).is_ok_and(|stat| stat.is_zombie),
@@ -64,13 +65,18 @@ pub(crate) fn has_ended(tid: pid_t) -> bool {
 
 /// Makes a ptrace(2) request for a thread that this thread traces, or is about to trace. Not for requests that
 /// return a value.
-pub(crate) fn request(operation: u32, tid: pid_t, address: usize, data: usize) -> io::Result<()> {
-    request_value(operation, tid, address, data).map(drop)
+pub(crate) fn ptrace_request(
+    operation: u32,
+    tid: pid_t,
+    address: usize,
+    data: usize,
+) -> io::Result<()> {
+    ptrace_request_value(operation, tid, address, data).map(drop)
 }
 
 /// Makes a ptrace(2) request that returns a number, for a thread that this thread traces. Fails with the errno of
 /// ptrace(2) if the number is negative.
-pub(crate) fn request_value(
+pub(crate) fn ptrace_request_value(
     operation: u32,
     tid: pid_t,
     address: usize,

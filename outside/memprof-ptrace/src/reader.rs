@@ -55,6 +55,8 @@ pub(crate) struct Reader {
     /// Time for which the child and the reading thread waited for a processor, as last read.
     run_delay: Duration,
     is_unresponsive: bool,
+    /// Whether the memory no longer exists: its process has ended, or has executed another program.
+    is_gone: bool,
 }
 
 /// A page-aligned memory area that this process shares with the child.
@@ -77,7 +79,7 @@ impl Reader {
             name: stuck_reader::reader_name(pid),
         };
         // SAFETY: the child runs only `ReaderServer::serve`, which makes system calls only.
-        let child = unsafe { fork_without_signals(&server) }?;
+        let child = unsafe { fork_reader_server(&server) }?;
         let own = format!("/proc/{child}/schedstat");
         Ok(Self {
             run_delay: read_run_delay(&own) + read_run_delay("/proc/thread-self/schedstat"),
@@ -87,6 +89,7 @@ impl Reader {
             kept: HashMap::new(),
             waited: Duration::ZERO,
             is_unresponsive: stuck_reader::has_stuck_reader(pid),
+            is_gone: false,
         })
     }
 
@@ -100,13 +103,13 @@ impl Reader {
     pub(crate) fn read(&mut self, address: u64, buffer: &mut [u8]) -> io::Result<()> {
         let offset = (address % PAGE_SIZE as u64) as usize;
         if offset + buffer.len() <= PAGE_SIZE {
-            let page = self.page(address - offset as u64)?;
+            let page = self.read_page(address - offset as u64)?;
             buffer.copy_from_slice(&page[offset..offset + buffer.len()]);
             return Ok(());
         }
         let mut next = address;
         for part in buffer.chunks_mut(WINDOW_SIZE) {
-            self.read_part(next, part.len())?;
+            self.read_exactly(next, part.len())?;
             // SAFETY: the child has replied, so it does not write to the window; no part is longer than the window.
             unsafe { ptr::copy_nonoverlapping(self.window.0, part.as_mut_ptr(), part.len()) };
             next = next.wrapping_add(part.len() as u64);
@@ -114,10 +117,11 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns a whole page, from those that were kept if it is there. A page can be read as a whole or not at all.
-    fn page(&mut self, start: u64) -> io::Result<&[u8; PAGE_SIZE]> {
+    /// Returns the page that begins at `start`, and keeps it for later reads; all kept pages are dropped at
+    /// [`MAX_KEPT_PAGES`]. A page can be read as a whole or not at all. Fails like [`Self::read`].
+    fn read_page(&mut self, start: u64) -> io::Result<&[u8; PAGE_SIZE]> {
         if !self.kept.contains_key(&start) {
-            self.read_part(start, PAGE_SIZE)?;
+            self.read_exactly(start, PAGE_SIZE)?;
             let mut page = Box::new([0; PAGE_SIZE]);
             // SAFETY: the child has replied, so it does not write to the window, which is longer than a page.
             unsafe { ptr::copy_nonoverlapping(self.window.0, page.as_mut_ptr(), PAGE_SIZE) };
@@ -140,8 +144,8 @@ impl Reader {
         for part in buffer.chunks_mut(WINDOW_SIZE) {
             let read = self.read_available(address.wrapping_add(done as u64), part.len());
             let read = read.unwrap_or(0);
-            // SAFETY: the child has replied, so it does not write to the window; `read` is at most the length of the
-            // part.
+            // SAFETY: if `read` is not 0, the child has replied, so it does not write to the window; `read` is at most
+            // the length of the part.
             unsafe { ptr::copy_nonoverlapping(self.window.0, part.as_mut_ptr(), read) };
             done += read;
             if read < part.len() {
@@ -153,7 +157,7 @@ impl Reader {
 
     /// Makes the child read exactly `length` bytes into the window. Fails with `UnexpectedEof` if none can be read,
     /// with `EIO` if fewer, with `TimedOut` if they do not arrive in time.
-    fn read_part(&mut self, address: u64, length: usize) -> io::Result<()> {
+    fn read_exactly(&mut self, address: u64, length: usize) -> io::Result<()> {
         match self.read_available(address, length)? {
             done if done == length => Ok(()),
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -162,10 +166,14 @@ impl Reader {
     }
 
     /// Makes the child read up to `length` bytes into the window; returns the number of bytes read. If the reply is
-    /// late, kills the child, and this and every later read fails (`TimedOut`).
+    /// late, kills the child, and this and every later read fails (`TimedOut`). If the memory no longer exists, the
+    /// result is 0, at once in every later read.
     fn read_available(&mut self, address: u64, length: usize) -> io::Result<usize> {
         if self.is_unresponsive {
             return Err(unresponsive_error());
+        }
+        if self.is_gone {
+            return Ok(0);
         }
         let mut request = [0; 16];
         for (field, word) in request.chunks_exact_mut(8).zip([address, length as u64]) {
@@ -181,7 +189,7 @@ impl Reader {
             let asked = Instant::now();
             let received = self.socket.read_exact(&mut reply);
             let elapsed = asked.elapsed().saturating_sub(disk_time);
-            let delay = self.new_run_delay(elapsed);
+            let delay = self.run_delay_since_last_call(elapsed);
             self.waited += elapsed.saturating_sub(delay);
             // A child that only waited for a processor gets more time.
             let may_come = self.waited < MEMORY_TIMEOUT && start.elapsed() < BUSY_TIMEOUT;
@@ -202,15 +210,18 @@ impl Reader {
         }
         match i64::from_ne_bytes(reply) {
             done if done < 0 => Err(io::Error::from_raw_os_error(-done as i32)),
+            // The end of the file: an address of memory that exists would fail with EIO (`mem_rw` of fs/proc/base.c).
+            0 => {
+                self.is_gone = true;
+                Ok(0)
+            }
             done => Ok((done as usize).min(length)),
         }
     }
-}
 
-impl Reader {
-    /// Time for which the child and this thread have waited for a processor since the last call. 0 if so little time
-    /// has `elapsed` that reading it would cost more.
-    fn new_run_delay(&mut self, elapsed: Duration) -> Duration {
+    /// Returns the time for which the child and this thread have waited for a processor since the last call that read
+    /// it. 0, without reading it, if so little time has `elapsed` that the read would cost more.
+    fn run_delay_since_last_call(&mut self, elapsed: Duration) -> Duration {
         if elapsed < SLOW_REPLY_TIME {
             return Duration::ZERO;
         }
@@ -222,8 +233,8 @@ impl Reader {
     }
 }
 
-/// Time for which a thread was ready to run but did not get a processor: the second number of its schedstat
-/// (Documentation/scheduler/sched-stats.rst of Linux), in nanoseconds. 0 if it cannot be read.
+/// Reads the time for which a thread was ready to run but did not get a processor, from the path of its schedstat: the
+/// second number, in nanoseconds (Documentation/scheduler/sched-stats.rst of Linux). 0 if it cannot be read.
 fn read_run_delay(path: &str) -> Duration {
     let text = fs::read_to_string(path).unwrap_or_default();
     let number = text
@@ -289,7 +300,7 @@ struct ReaderServer {
 ///
 /// # Safety
 /// The child is created by clone(2) directly, without the handlers of fork(3), so it must make system calls only.
-unsafe fn fork_without_signals(server: &ReaderServer) -> io::Result<pid_t> {
+unsafe fn fork_reader_server(server: &ReaderServer) -> io::Result<pid_t> {
     let old_mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     // The flags are 0, so the child sends no signal at its end: handlers of SIGCHLD expect other children.
     // SAFETY: clone(2) with these arguments is fork(2): the child continues on a copy of this stack.
@@ -354,7 +365,8 @@ impl ReaderServer {
         }
     }
 
-    /// Reads memory into the window. Returns the number of bytes read, or a negative errno.
+    /// Reads memory into the window, up to the first byte that cannot be read. Returns the number of bytes read, or a
+    /// negative errno if that is none.
     ///
     /// # Safety
     /// `length` must be at most the window's size.
@@ -412,6 +424,27 @@ mod tests {
         }
         assert!(reader.is_unresponsive());
         assert_eq!(read, [0; 8]);
+    }
+
+    /// A stopped child cannot answer, so nothing was requested of it.
+    #[test]
+    fn memory_of_ended_process_is_requested_once() {
+        let mut process = std::process::Command::new("cat");
+        let mut process = process.stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let file = File::open(format!("/proc/{}/mem", process.id())).unwrap();
+        let mut reader = Reader::start(&file, process.id()).unwrap();
+        process.kill().unwrap();
+        process.wait().unwrap();
+        let mut bytes = [0; 8];
+        let error = reader.read(4096, &mut bytes).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        reader.waited = MEMORY_TIMEOUT;
+        // SAFETY: kill(2) takes numbers; the child belongs to this test.
+        unsafe { libc::kill(reader.child, libc::SIGSTOP) };
+        let error = reader.read(8192, &mut bytes).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(reader.read_some(4096, &mut bytes), 0);
+        assert!(!reader.is_unresponsive());
     }
 
     /// A stopped child cannot answer, so the words were kept.

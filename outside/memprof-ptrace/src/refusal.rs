@@ -239,7 +239,7 @@ impl Refusal {
     }
 
     /// Returns whether the reason may disappear after a moment, because the process is starting, busy or about to end.
-    pub fn is_transient(&self) -> bool {
+    pub fn may_be_exit_or_exec(&self) -> bool {
         matches!(
             self,
             Self::NoSuchProcess
@@ -254,7 +254,7 @@ impl Refusal {
         )
     }
 
-    /// Returns how to fix it; `None` if nothing can be done.
+    /// Returns how to fix it; `None` if nothing can be done, or if the error text says it already.
     pub fn remedy(&self) -> Option<String> {
         let remedy = match self {
             Self::NoSuchProcess => "`memprof ps --all` lists those there are".to_owned(),

@@ -103,8 +103,8 @@ pub struct FrameLocations {
     pub calls: Option<u64>,
 }
 
-/// Returns the bytes needed below [`FrameLocations::saved`] for both: the frame that restores the saved context, and the
-/// frames of `calls` calls. That is where [`FrameLocations::calls`] is `None`.
+/// Returns the number of bytes that [`build_frames`] needs below [`FrameLocations::saved`] if [`FrameLocations::calls`]
+/// is `None`: for the frame that restores the saved context, its vector registers, and the frames of `calls` calls.
 pub fn frames_size(calls: usize, saved: &SavedContext<'_>) -> u64 {
     // 64 and 16 bytes for the alignment of vectors and frames.
     FRAME_STRIDE * (calls as u64 + 1) + saved.xstate.to_frame_bytes().len() as u64 + 64 + 16
@@ -126,15 +126,15 @@ pub fn build_frames(
 ) -> CallFrames {
     let state = saved.xstate.to_frame_bytes();
     let vectors = (locations.saved - state.len() as u64) & !63;
-    let last = frame_address(vectors, 1);
+    let last = lowest_frame_address(vectors, 1);
     // `last + 8` is a multiple of 16, so that the frames of the calls end right at `last`.
-    let first = frame_address(locations.calls.unwrap_or(last + 8), calls.len() as u64);
+    let first = lowest_frame_address(locations.calls.unwrap_or(last + 8), calls.len() as u64);
     let address = |index: usize| match index {
         index if index == calls.len() => last,
         index => first + FRAME_STRIDE * index as u64,
     };
     let mut writes = vec![(vectors, state)];
-    let call_vectors = call_vectors(saved, vectors);
+    let call_vectors = call_vectors_address(saved, vectors);
     for (index, call) in calls.iter().enumerate() {
         let mut registers = saved.registers;
         call.set_registers(&mut registers, gadgets);
@@ -157,10 +157,11 @@ pub fn build_frames(
     CallFrames { writes, registers }
 }
 
-/// Returns the address of the vector registers during the calls. 0: the kernel loads their initial state, in which
-/// functions expect to be called. But it would take rights to memory with protection keys from the thread, whose stack
-/// may have a key; then they are the thread's own, at `vectors`.
-fn call_vectors(saved: &SavedContext<'_>, vectors: u64) -> u64 {
+/// Returns the address from which the frames of calls load the vector registers. Mostly 0, with which the kernel loads
+/// their initial state, as functions expect it. But that state also resets the thread's rights to memory with
+/// protection keys (pkeys(7)), and its stack may have a key. So a thread that has changed its rights keeps its own
+/// registers, which are at `vectors`.
+fn call_vectors_address(saved: &SavedContext<'_>, vectors: u64) -> u64 {
     match saved.xstate.has_changed_key_rights() {
         true => vectors,
         false => 0,
@@ -183,15 +184,16 @@ pub fn build_clone_frames(
     gadgets: Gadgets,
     saved: &SavedContext<'_>,
 ) -> CallFrames {
-    let stack = frame_address(end - frames_size(1, saved), 1);
+    let stack = lowest_frame_address(end - frames_size(1, saved), 1);
     let locations = FrameLocations {
         saved: end,
         calls: None,
     };
     let clone = RemoteCall::Syscall(SYS_clone, [flags, stack, 0, 0, 0, 0]);
     let mut frames = build_frames(&[clone], locations, blocked, gadgets, saved);
+    // The first write of `build_frames` holds the vector registers.
     let (vectors, _) = frames.writes[0];
-    let call_vectors = call_vectors(saved, vectors);
+    let call_vectors = call_vectors_address(saved, vectors);
     let mut exit = saved.registers;
     RemoteCall::Syscall(SYS_exit_group, [COPY_EXIT_STATUS, 0, 0, 0, 0, 0])
         .set_registers(&mut exit, gadgets);
@@ -210,7 +212,7 @@ pub fn clone_frames_size(saved: &SavedContext<'_>) -> u64 {
 
 /// Returns the address of the lowest of `frames` adjacent frames that end below `end`. Each frame begins with a return
 /// address, which the ABI requires at 8 modulo 16.
-fn frame_address(end: u64, frames: u64) -> u64 {
+fn lowest_frame_address(end: u64, frames: u64) -> u64 {
     ((end - FRAME_STRIDE * frames) & !15) - 8
 }
 

@@ -43,7 +43,7 @@ const SEARCH_LIMIT: u64 = 64 << 20;
 ///
 /// # Errors
 /// `Sanitizer`: the program was built with one.
-pub fn require_none_mapped(maps: &[u8]) -> Result<(), Refusal> {
+pub fn require_no_sanitizer_mapped(maps: &[u8]) -> Result<(), Refusal> {
     for mapping in mappings(maps) {
         let name = mapping.file_name();
         let is_runtime = |each: &&Sanitizer| each.files.iter().any(|file| name.starts_with(file));
@@ -59,7 +59,11 @@ pub fn require_none_mapped(maps: &[u8]) -> Result<(), Refusal> {
 ///
 /// # Errors
 /// `Sanitizer`: the program was built with one.
-pub fn require_none_linked(memory: &Memory, maps: &[u8], program: &[u8]) -> Result<(), Refusal> {
+pub fn require_no_sanitizer_linked(
+    memory: &Memory,
+    maps: &[u8],
+    program: &[u8],
+) -> Result<(), Refusal> {
     let is_constant = |mapping: &Mapping<'_>| mapping.access == *b"r--p" && mapping.path == program;
     for mapping in mappings(maps).filter(is_constant) {
         let length = (mapping.range.end - mapping.range.start).min(SEARCH_LIMIT);
@@ -108,7 +112,7 @@ mod tests {
     fn runtimes_are_recognized_by_file_name() {
         let check = |path: &str, expected: Option<&str>| {
             let maps = format!("7f0000-7f2000 r-xp 00000000 fe:01 7     {path}\n");
-            let found = require_none_mapped(maps.as_bytes()).err();
+            let found = require_no_sanitizer_mapped(maps.as_bytes()).err();
             let found = found.map(|refusal| refusal.to_string());
             let named = found
                 .as_deref()

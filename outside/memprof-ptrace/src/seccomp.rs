@@ -15,7 +15,7 @@ mod rseq;
 use nix::errno::Errno;
 
 pub use filter::read_filters;
-pub use program::{BpfInstruction, FilterAction, SeccompData, UndecidedFilter, evaluate};
+pub use program::{BpfInstruction, FilterAction, SeccompData, UndecidedFilter, evaluate_filters};
 pub use rseq::{Rseq, rseq_area};
 
 use crate::process::{ProcStatus, SeccompMode};
@@ -34,14 +34,14 @@ use calls::{
 /// `Deadline`: its scheduling policy forbids it to make threads; `ForbiddenCall`: a filter forbids one of the calls;
 /// `StrictSeccomp`: the thread has strict mode; `UnreadFilter`: the caller lacks `CAP_SYS_ADMIN` or has a filter
 /// too; `UnreadableFilter`: a filter cannot be read for another reason, or its result is unknown.
-pub fn require_calls(thread: u32) -> Result<(), Refusal> {
+pub fn require_plugin_calls(thread: u32) -> Result<(), Refusal> {
     child_namespace::require_same_namespaces(thread, &["pid"])?;
     deadline::require_policy_that_forks(thread)?;
     let has_locked_memory = ProcStatus::read_thread(thread)?.locked > 0;
-    require_allowed(thread, |filters| {
+    require_no_forbidden_call(thread, |filters| {
         match forbidden_call(filters, rseq::rseq_use(thread))? {
             // The plugin calls munlock(2) only if mlockall(2) has locked its memory.
-            None if has_locked_memory && evaluate(filters, &MUNLOCK.call)?.is_harmful() => {
+            None if has_locked_memory && evaluate_filters(filters, &MUNLOCK.call)?.is_harmful() => {
                 Ok(Some(MUNLOCK.name))
             }
             found => Ok(found),
@@ -53,20 +53,20 @@ pub fn require_calls(thread: u32) -> Result<(), Refusal> {
 /// `rt_sigreturn(2)`. The caller must have stopped the thread by ptrace(2).
 ///
 /// # Errors
-/// Like [`require_calls`], and also for another time namespace of its children.
+/// Like [`require_plugin_calls`], and also for another time namespace of its children.
 pub fn require_snapshot_calls(thread: u32) -> Result<(), Refusal> {
     child_namespace::require_same_namespaces(thread, &["pid", "time"])?;
     deadline::require_policy_that_forks(thread)?;
-    require_allowed(thread, |filters| first_missing_call(filters, SNAPSHOT))
+    require_no_forbidden_call(thread, |filters| first_denied_call(filters, SNAPSHOT))
 }
 
 /// Fails if a filter would end the process at a call that reads a thread's alternate signal stack, or deny it:
 /// sigaltstack(2) and `rt_sigreturn(2)`. The caller must have stopped the thread by ptrace(2).
 ///
 /// # Errors
-/// Like [`require_calls`].
+/// Like [`require_plugin_calls`].
 pub fn require_signal_stack_calls(thread: u32) -> Result<(), Refusal> {
-    require_allowed(thread, |filters| first_missing_call(filters, SIGNAL_STACK))
+    require_no_forbidden_call(thread, |filters| first_denied_call(filters, SIGNAL_STACK))
 }
 
 /// Calls that memprof can do without, and makes only where the filters of a thread allow them.
@@ -81,11 +81,11 @@ pub struct SpareCalls {
 }
 
 impl SpareCalls {
-    /// Reads the filters of a thread, which those that it creates have too. The caller must have stopped it by
-    /// ptrace(2). None is allowed if a filter cannot be read.
+    /// Checks the calls by the filters of a thread; threads that it creates have these filters too. The caller must
+    /// have stopped it by ptrace(2). If a filter cannot be read, no call counts as allowed.
     pub fn for_thread(thread: u32) -> Self {
         let allows = |calls: &'static [SyscallRequirement]| {
-            require_allowed(thread, |filters| first_missing_call(filters, calls)).is_ok()
+            require_no_forbidden_call(thread, |filters| first_denied_call(filters, calls)).is_ok()
         };
         Self {
             own_descriptors: allows(OWN_DESCRIPTORS),
@@ -97,7 +97,7 @@ impl SpareCalls {
 
 /// Fails if the thread has user dispatch or strict mode, or if its filters forbid a call. `forbidden` gets the filters,
 /// and returns the name of such a call, or `None`. Succeeds for a thread without filters.
-fn require_allowed(
+fn require_no_forbidden_call(
     thread: u32,
     forbidden: impl FnOnce(&[Vec<BpfInstruction>]) -> Result<Option<&'static str>, UndecidedFilter>,
 ) -> Result<(), Refusal> {
@@ -129,11 +129,11 @@ pub fn forbidden_call(
     rseq: Rseq,
 ) -> Result<Option<&'static str>, UndecidedFilter> {
     let rseq = (rseq == Rseq::Required).then_some(&RSEQ);
-    if let Some(call) = first_missing_call(filters, REQUIRED.iter().chain(rseq))? {
+    if let Some(call) = first_denied_call(filters, REQUIRED.iter().chain(rseq))? {
         return Ok(Some(call));
     }
     for call in OPTIONAL {
-        if evaluate(filters, &call.call)?.is_harmful() {
+        if evaluate_filters(filters, &call.call)?.is_harmful() {
             return Ok(Some(call.name));
         }
     }
@@ -142,12 +142,12 @@ pub fn forbidden_call(
 
 /// Returns the name of the denied call of the first unmet requirement; `None` if all are met. Fails if a filter's
 /// result is unknown.
-fn first_missing_call(
+fn first_denied_call(
     filters: &[Vec<BpfInstruction>],
     needs: impl IntoIterator<Item = &'static SyscallRequirement>,
 ) -> Result<Option<&'static str>, UndecidedFilter> {
     for need in needs {
-        if let Some(call) = missing_call(filters, need)? {
+        if let Some(call) = denied_call(filters, need)? {
             return Ok(Some(call));
         }
     }
@@ -156,13 +156,13 @@ fn first_missing_call(
 
 /// Returns the name of the denied call if a requirement is unmet; `None` if it is met. The next alternative is tried
 /// only after `ENOSYS`. Fails if a filter's result is unknown.
-fn missing_call(
+fn denied_call(
     filters: &[Vec<BpfInstruction>],
     need: &'static SyscallRequirement,
 ) -> Result<Option<&'static str>, UndecidedFilter> {
     let mut last = None;
     for call in need.calls() {
-        match evaluate(filters, &call.call)? {
+        match evaluate_filters(filters, &call.call)? {
             FilterAction::Allowed => return Ok(None),
             // After ENOSYS the C library makes the next call in its place.
             FilterAction::Error(errno) if errno == Errno::ENOSYS as u16 => last = Some(call.name),

@@ -11,8 +11,9 @@ use libc::{c_void, iovec, pid_t, user_regs_struct};
 
 pub use crate::ptrace_request::StopError;
 
+use crate::clone_step::{CloneStep, clone_error};
 use crate::process_copy::ProcessCopy;
-use crate::ptrace_request::{has_ended, request, request_value, wait_for_stop};
+use crate::ptrace_request::{has_ended, ptrace_request, ptrace_request_value, wait_for_stop};
 use crate::remote_call::SavedContext;
 use crate::xstate::XState;
 
@@ -22,9 +23,6 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 const NT_X86_XSTATE: usize = 0x202;
 /// Largest size of the register set that the kernel may return, in bytes: AMX tiles alone take 8 KiB.
 const MAX_XSTATE_SIZE: usize = 64 << 10;
-
-/// Stop signal at a system call (ptrace(2), `PTRACE_O_TRACESYSGOOD`).
-const SYSCALL_STOP_SIGNAL: i32 = libc::SIGTRAP | 0x80;
 
 /// Words of `siginfo_t`, and records that one request reads.
 const SIGINFO_WORDS: usize = 16;
@@ -67,9 +65,9 @@ impl PendingStop {
             Some(libc::EPERM) if has_ended(tid) => StopError::Ended,
             code => StopError::Refused(code.unwrap_or_default()),
         };
-        request(libc::PTRACE_SEIZE, tid, 0, 0).map_err(refused)?;
+        ptrace_request(libc::PTRACE_SEIZE, tid, 0, 0).map_err(refused)?;
         let since = Instant::now();
-        request(libc::PTRACE_INTERRUPT, tid, 0, 0).map_err(refused)?;
+        ptrace_request(libc::PTRACE_INTERRUPT, tid, 0, 0).map_err(refused)?;
         Ok(Self { tid, since })
     }
 
@@ -106,7 +104,7 @@ impl StoppedThread {
     /// # Errors
     /// `Ended`: the thread has ended; `Refused`: it cannot be traced; `Uninterruptible`: it is not stopped after 1
     /// s.
-    pub fn interrupt(tid: u32) -> Result<Self, StopError> {
+    pub fn stop(tid: u32) -> Result<Self, StopError> {
         let stopping = PendingStop::request_stop(tid)?;
         let deadline = stopping.since + STOP_TIMEOUT;
         stopping.wait(deadline)
@@ -114,7 +112,7 @@ impl StoppedThread {
 
     /// Returns the signal that is about to be delivered to the thread; `None` without one. A thread with such a signal
     /// can only be detached.
-    pub fn signal(&self) -> Option<i32> {
+    pub fn pending_signal(&self) -> Option<i32> {
         (self.signal != 0).then_some(self.signal)
     }
 
@@ -131,7 +129,7 @@ impl StoppedThread {
         // SAFETY: all-zero is a valid value of a struct of numbers.
         let mut registers: user_regs_struct = unsafe { mem::zeroed() };
         let address = &raw mut registers;
-        request(libc::PTRACE_GETREGS, self.tid, 0, address as usize)?;
+        ptrace_request(libc::PTRACE_GETREGS, self.tid, 0, address as usize)?;
         Ok(registers)
     }
 
@@ -146,7 +144,7 @@ impl StoppedThread {
             iov_len: bytes.len(),
         };
         let address = &raw mut buffer;
-        request(
+        ptrace_request(
             libc::PTRACE_GETREGSET,
             self.tid,
             NT_X86_XSTATE,
@@ -165,7 +163,7 @@ impl StoppedThread {
     pub fn signal_mask(&self) -> io::Result<u64> {
         let mut mask = 0_u64;
         let address = &raw mut mask;
-        request(
+        ptrace_request(
             libc::PTRACE_GETSIGMASK,
             self.tid,
             SIGSET_SIZE,
@@ -193,7 +191,7 @@ impl StoppedThread {
                 nr: SIGNALS_PER_REQUEST as i32,
             };
             let (address, data) = (&raw const arguments as usize, records.as_mut_ptr() as usize);
-            let count = request_value(libc::PTRACE_PEEKSIGINFO, self.tid, address, data)?;
+            let count = ptrace_request_value(libc::PTRACE_PEEKSIGINFO, self.tid, address, data)?;
             let count = count.unsigned_abs() as usize;
             words.extend(records[..count].iter().flatten());
             if count < SIGNALS_PER_REQUEST {
@@ -209,7 +207,7 @@ impl StoppedThread {
     /// The thread was killed.
     pub fn set_registers(&self, registers: &user_regs_struct) -> io::Result<()> {
         let address = ptr::from_ref(registers) as usize;
-        request(libc::PTRACE_SETREGS, self.tid, 0, address).map(drop)
+        ptrace_request(libc::PTRACE_SETREGS, self.tid, 0, address).map(drop)
     }
 
     /// Detaches the thread with other registers and every signal blocked. The registers must make it return through
@@ -217,20 +215,20 @@ impl StoppedThread {
     ///
     /// # Errors
     /// The thread was killed.
-    pub fn detach_into(mut self, registers: &user_regs_struct) -> io::Result<()> {
+    pub fn detach_into_remote_call(mut self, registers: &user_regs_struct) -> io::Result<()> {
         let address = ptr::from_ref(registers) as usize;
-        request(libc::PTRACE_SETREGS, self.tid, 0, address)?;
+        ptrace_request(libc::PTRACE_SETREGS, self.tid, 0, address)?;
         // After the registers: if this process is killed in between, the thread's rt_sigreturn(2) still sets the
         // right mask.
         self.set_signal_mask(u64::MAX)?;
         self.is_attached = false;
-        request(libc::PTRACE_DETACH, self.tid, 0, 0)
+        ptrace_request(libc::PTRACE_DETACH, self.tid, 0, 0)
     }
 
     /// Sets the signals that the thread blocks: signal N is bit N - 1.
     fn set_signal_mask(&self, signals: u64) -> io::Result<()> {
         let address = &raw const signals;
-        request(
+        ptrace_request(
             libc::PTRACE_SETSIGMASK,
             self.tid,
             SIGSET_SIZE,
@@ -243,7 +241,7 @@ impl StoppedThread {
     ///
     /// # Errors
     /// The errno of clone(2), and the thread continues with its saved context. `TimedOut`: it did not reach the call
-    /// before the deadline, and has its `saved` registers again. `ESRCH`: it was killed.
+    /// before the deadline, and has its `saved` registers again. `ESRCH`: it was killed, or does not stop.
     pub fn run_clone(
         mut self,
         registers: &user_regs_struct,
@@ -251,7 +249,7 @@ impl StoppedThread {
         deadline: Instant,
     ) -> io::Result<(ProcessCopy, Self)> {
         let options = (libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACESYSGOOD) as usize;
-        request(libc::PTRACE_SETOPTIONS, self.tid, 0, options)?;
+        ptrace_request(libc::PTRACE_SETOPTIONS, self.tid, 0, options)?;
         self.set_registers(registers)?;
         // The last frame of the remote call restores the mask.
         self.set_signal_mask(u64::MAX)?;
@@ -260,16 +258,16 @@ impl StoppedThread {
             let is_late = Instant::now() > deadline;
             if is_late {
                 // The thread then stops where its registers can be restored, unless it is in the midst of the call.
-                request(libc::PTRACE_INTERRUPT, self.tid, 0, 0)?;
+                ptrace_request(libc::PTRACE_INTERRUPT, self.tid, 0, 0)?;
             }
-            request(libc::PTRACE_SYSCALL, self.tid, 0, signal as usize)?;
+            ptrace_request(libc::PTRACE_SYSCALL, self.tid, 0, signal as usize)?;
             let wait_deadline = match is_late {
                 true => Instant::now() + STOP_TIMEOUT,
                 false => deadline,
             };
             let status = match wait_for_stop(self.tid, wait_deadline) {
                 Err(StopError::Uninterruptible) if !is_late => {
-                    request(libc::PTRACE_INTERRUPT, self.tid, 0, 0)?;
+                    ptrace_request(libc::PTRACE_INTERRUPT, self.tid, 0, 0)?;
                     wait_for_stop(self.tid, Instant::now() + STOP_TIMEOUT)
                 }
                 waited => waited,
@@ -298,7 +296,7 @@ impl StoppedThread {
         }
         let mut child: libc::c_ulong = 0;
         let address = &raw mut child;
-        request(libc::PTRACE_GETEVENTMSG, self.tid, 0, address as usize)?;
+        ptrace_request(libc::PTRACE_GETEVENTMSG, self.tid, 0, address as usize)?;
         Ok((ProcessCopy::adopt(child as pid_t)?, self))
     }
 
@@ -306,22 +304,28 @@ impl StoppedThread {
     /// `number`. The thread is stopped there, and continues with the remote call's last frame when it is dropped.
     ///
     /// # Errors
-    /// `ESRCH`: it was killed, or did not reach that point before the deadline; it then completes the remote call.
+    /// `ESRCH`: it was killed. `TimedOut`: it did not reach that point before the deadline; it then completes the remote
+    /// call, untraced.
     pub fn run_system_call(
-        self,
+        mut self,
         registers: &user_regs_struct,
         number: i64,
         deadline: Instant,
     ) -> io::Result<Self> {
         let (options, mut signal) = (libc::PTRACE_O_TRACESYSGOOD, 0);
-        request(libc::PTRACE_SETOPTIONS, self.tid, 0, options as usize)?;
+        ptrace_request(libc::PTRACE_SETOPTIONS, self.tid, 0, options as usize)?;
         self.set_registers(registers)?;
         // The last frame of the remote call restores the mask.
         self.set_signal_mask(u64::MAX)?;
         loop {
-            request(libc::PTRACE_SYSCALL, self.tid, 0, signal as usize)?;
-            let status = wait_for_stop(self.tid, deadline)
-                .map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
+            ptrace_request(libc::PTRACE_SYSCALL, self.tid, 0, signal as usize)?;
+            let status = match wait_for_stop(self.tid, deadline) {
+                Err(StopError::Uninterruptible) => {
+                    self.stop_again()?;
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                waited => waited.map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?,
+            };
             signal = match CloneStep::from_status(status) {
                 CloneStep::SystemCall => {
                     let registers = self.registers()?;
@@ -338,6 +342,17 @@ impl StoppedThread {
         }
     }
 
+    /// Stops the thread again while it runs, for 1 s at most: only a stopped thread can be detached (ptrace(2)). Fails
+    /// with the errno of ptrace(2) if it was killed.
+    fn stop_again(&mut self) -> io::Result<()> {
+        ptrace_request(libc::PTRACE_INTERRUPT, self.tid, 0, 0)?;
+        let status = wait_for_stop(self.tid, Instant::now() + STOP_TIMEOUT);
+        if let Ok(CloneStep::Signal(signal)) = status.map(CloneStep::from_status) {
+            self.signal = signal;
+        }
+        Ok(())
+    }
+
     /// Detaches the thread with these registers, and with the signal that was about to be delivered.
     ///
     /// # Errors
@@ -352,48 +367,9 @@ impl Drop for StoppedThread {
     fn drop(&mut self) {
         if self.is_attached {
             // The request fails for a thread that was killed, which needs no detach.
-            let _ = request(libc::PTRACE_DETACH, self.tid, 0, self.signal as usize);
+            let _ = ptrace_request(libc::PTRACE_DETACH, self.tid, 0, self.signal as usize);
         }
     }
-}
-
-/// A stop of a thread between the start of its remote call and the end of clone(2).
-#[derive(Debug, PartialEq, Eq)]
-enum CloneStep {
-    /// clone(2) has created a child.
-    Cloned,
-    /// The thread enters a system call or leaves it.
-    SystemCall,
-    /// A signal is about to be delivered: SIGSTOP, which cannot be blocked. It must be passed on at once, because
-    /// only the kernel knows whether a SIGCONT came meanwhile (kernel/signal.c, `JOBCTL_STOP_DEQUEUED`).
-    Signal(i32),
-    /// A signal stopped or continued the process. The thread keeps running under ptrace, and stops when it is
-    /// detached.
-    GroupStop,
-}
-
-impl CloneStep {
-    /// Converts the wait status of a stop (waitpid(2)). A ptrace event is in its upper half.
-    fn from_status(status: i32) -> Self {
-        match (status >> 16, libc::WSTOPSIG(status)) {
-            (libc::PTRACE_EVENT_CLONE, _) => Self::Cloned,
-            (0, SYSCALL_STOP_SIGNAL) => Self::SystemCall,
-            (0, signal) => Self::Signal(signal),
-            _ => Self::GroupStop,
-        }
-    }
-}
-
-/// Returns the error with which the thread leaves clone(2); `None` if it has not reached that point, or if the
-/// kernel restarts the call.
-fn clone_error(registers: &user_regs_struct) -> Option<io::Error> {
-    /// Values of `rax` that are no error here: the one before the call has begun (arch/x86/entry), and that of a
-    /// call which is restarted after a signal (include/linux/errno.h).
-    const NOT_ERRORS: [i32; 2] = [libc::ENOSYS, 513];
-    let is_clone = registers.orig_rax == libc::SYS_clone as u64;
-    let errno = i32::try_from(registers.rax.wrapping_neg()).ok()?;
-    let is_error = is_clone && (1..4096).contains(&errno) && !NOT_ERRORS.contains(&errno);
-    is_error.then(|| io::Error::from_raw_os_error(errno))
 }
 
 #[cfg(test)]
@@ -407,24 +383,45 @@ mod tests {
     use crate::stop_all::stop_all;
 
     #[test]
+    fn thread_that_misses_its_system_call_is_detached() {
+        /// No system call has this number.
+        const NEVER_CALLED: i64 = -2;
+        let mut cat = Command::new("cat")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let stopped = StoppedThread::stop(cat.id()).unwrap();
+        // It reads from its pipe again, which does not end.
+        let registers = stopped.registers().unwrap();
+        let deadline = Instant::now() + Duration::from_millis(20);
+        let error = stopped.run_system_call(&registers, NEVER_CALLED, deadline);
+        assert_eq!(error.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let status = std::fs::read_to_string(format!("/proc/{}/status", cat.id())).unwrap();
+        assert!(status.contains("\nTracerPid:\t0\n"), "{status}");
+        drop(cat.stdin.take());
+        assert!(cat.wait().unwrap().success());
+    }
+
+    #[test]
     fn stopped_thread_continues_when_dropped() {
         let mut cat = Command::new("cat")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        let stopped = StoppedThread::interrupt(cat.id()).unwrap();
-        assert_eq!(stopped.signal(), None);
+        let stopped = StoppedThread::stop(cat.id()).unwrap();
+        assert_eq!(stopped.pending_signal(), None);
         let registers = stopped.registers().unwrap();
         assert!(registers.rsp > 0x1000, "{:x}", registers.rsp);
         assert_eq!(stopped.signal_mask().unwrap(), 0);
         assert!(stopped.xstate().unwrap().to_frame_bytes().len() > 576);
-        let traced = StoppedThread::interrupt(cat.id()).unwrap_err();
+        let traced = StoppedThread::stop(cat.id()).unwrap_err();
         assert_eq!(traced, StopError::Refused(libc::EPERM));
         drop(stopped);
         drop(cat.stdin.take());
         assert!(cat.wait().unwrap().success());
-        let ended = StoppedThread::interrupt(cat.id()).unwrap_err();
+        let ended = StoppedThread::stop(cat.id()).unwrap_err();
         assert_eq!(ended, StopError::Ended);
     }
 
@@ -433,7 +430,7 @@ mod tests {
         let mut child = Command::new("true").spawn().unwrap();
         let pid = Id::Pid(Pid::from_raw(child.id().cast_signed()));
         waitid(pid, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
-        let ended = StoppedThread::interrupt(child.id()).unwrap_err();
+        let ended = StoppedThread::stop(child.id()).unwrap_err();
         assert_eq!(ended, StopError::Ended);
         let mut stopped = Vec::new();
         let deadline = Instant::now() + STOP_TIMEOUT;
@@ -441,38 +438,5 @@ mod tests {
         assert!(stopped.is_empty());
         child.wait().unwrap();
         stop_all(child.id(), deadline, &mut stopped).unwrap_err();
-    }
-
-    #[test]
-    fn clone_steps_are_read_from_wait_status() {
-        let check = |event: i32, signal: i32, expected| {
-            let status = event << 16 | signal << 8 | 0x7f;
-            assert_eq!(CloneStep::from_status(status), expected);
-        };
-        check(libc::PTRACE_EVENT_CLONE, libc::SIGTRAP, CloneStep::Cloned);
-        check(0, libc::SIGTRAP | 0x80, CloneStep::SystemCall);
-        check(0, libc::SIGSTOP, CloneStep::Signal(libc::SIGSTOP));
-        for signal in [libc::SIGSTOP, libc::SIGTRAP] {
-            check(libc::PTRACE_EVENT_STOP, signal, CloneStep::GroupStop);
-        }
-    }
-
-    #[test]
-    fn only_an_errno_of_clone_is_an_error() {
-        let check = |call: i64, result: i64, expected: Option<i32>| {
-            // SAFETY: all-zero is a valid value of a struct of numbers.
-            let mut registers: user_regs_struct = unsafe { mem::zeroed() };
-            registers.orig_rax = call.cast_unsigned();
-            registers.rax = result.cast_unsigned();
-            let error = clone_error(&registers).and_then(|error| error.raw_os_error());
-            assert_eq!(error, expected, "{call} {result}");
-        };
-        let eagain = -i64::from(libc::EAGAIN);
-        check(libc::SYS_clone, eagain, Some(libc::EAGAIN));
-        check(libc::SYS_clone, -i64::from(libc::ENOSYS), None);
-        check(libc::SYS_clone, -513, None);
-        check(libc::SYS_clone, 4711, None);
-        check(libc::SYS_clone, 0, None);
-        check(libc::SYS_rt_sigreturn, eagain, None);
     }
 }

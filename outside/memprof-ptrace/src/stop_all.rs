@@ -61,9 +61,9 @@ pub fn stop_all(
     }
 }
 
-/// Detaches a thread. A system call that would fail with EINTR only because of the stop is restarted. Ignores a thread
-/// that was killed.
-pub fn resume(memory: &Memory, stopped: StoppedThread) {
+/// Detaches a thread, by which it resumes. A system call that would fail with EINTR only because of the stop is
+/// restarted, if `memory` can be read. Ignores a thread that was killed.
+pub fn resume_with_restart(memory: &Memory, stopped: StoppedThread) {
     let registers = stopped.registers().ok().filter(would_see_eintr);
     let restarted = registers.and_then(|registers| {
         let code = memory.read_array(registers.rip.wrapping_sub(CALL_LENGTH as u64));
@@ -73,6 +73,7 @@ pub fn resume(memory: &Memory, stopped: StoppedThread) {
         // The request fails for a thread that was killed.
         let _ = stopped.resume_with(&restarted);
     }
+    // Any other thread is detached by the drop of `stopped`.
 }
 
 /// Lists the thread IDs of a process, unsorted. Fails if the process has ended.

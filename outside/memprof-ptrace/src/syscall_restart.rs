@@ -106,7 +106,7 @@ pub fn restarted_registers(
         return Some(registers);
     }
     registers.rax = match number {
-        SYS_restart_syscall => u64::from(syscall_number_before(code)?),
+        SYS_restart_syscall => u64::from(syscall_number_in(code)?),
         _ => stopped.orig_rax,
     };
     // Back to the `syscall` instruction of two bytes. With -1 the thread is in no call, so the kernel restarts none.
@@ -116,9 +116,9 @@ pub fn restarted_registers(
     Some(registers)
 }
 
-/// Makes a restarted sleep last only for the time that remained, which the kernel wrote to the program's buffer: its
-/// own record of the end is lost by then. `rax` must be the number of the system call. A sleep without a buffer, or
-/// until an absolute time, stays as it is.
+/// Makes a restarted sleep last only for the time that remained, which the kernel wrote to the program's buffer: the
+/// kernel's own record of the end is lost by then. `rax` must be the number of the system call. A sleep without a
+/// buffer, or until an absolute time, stays as it is.
 fn use_remaining_time(registers: &mut user_regs_struct) {
     let is_absolute = registers.rsi as i32 & libc::TIMER_ABSTIME != 0;
     match registers.rax as i64 {
@@ -155,7 +155,7 @@ fn is_interrupted(stopped: &user_regs_struct) -> bool {
 }
 
 /// Returns the number of the call in code of the form `mov $NUMBER,%eax; syscall`; `None` for other code.
-fn syscall_number_before(code: [u8; CALL_LENGTH]) -> Option<u32> {
+fn syscall_number_in(code: [u8; CALL_LENGTH]) -> Option<u32> {
     let [0xb8, number @ .., 0x0f, 0x05] = code else {
         return None;
     };

@@ -31,14 +31,14 @@ impl TracerCredentials {
     /// # Errors
     /// `Unreadable`: /proc is not mounted.
     pub(crate) fn current() -> Result<Self, Refusal> {
-        let status = ProcDir::current().parse("status", ProcStatus::parse)?;
+        let status = ProcDir::current().parse_file("status", ProcStatus::parse)?;
         let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
         let namespace = fs::metadata("/proc/self/ns/user");
         Ok(Self {
             status,
             is_in_initial_user_namespace: namespace
                 .is_ok_and(|namespace| namespace.st_ino() == INITIAL_USER_NAMESPACE),
-            yama: scope.map_or(0, |scope| parse_scope(&scope)),
+            yama: scope.map_or(0, |scope| parse_ptrace_scope(&scope)),
             freezers: FreezerCgroups::read(),
         })
     }
@@ -88,7 +88,7 @@ impl TracerCredentials {
 }
 
 /// Parses Yama's `ptrace_scope`, 0 to 3 (Linux's Documentation/admin-guide/LSM/Yama.rst); 0 if malformed.
-fn parse_scope(text: &str) -> u8 {
+fn parse_ptrace_scope(text: &str) -> u8 {
     text.trim().parse().unwrap_or(0)
 }
 
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn yama_denial_has_its_level() {
         let check = |scope: &str, capabilities, expected| {
-            let caller = caller(1000, capabilities, parse_scope(scope));
+            let caller = caller(1000, capabilities, parse_ptrace_scope(scope));
             assert_eq!(
                 caller.denial_reason(&status(1000, 0), Some(1000)),
                 expected,

@@ -60,7 +60,8 @@ impl XState {
         has_keys && self.key_rights(offset()) != DEFAULT_KEY_RIGHTS
     }
 
-    /// Reads PKRU, which the area has at an offset. 0, all rights, if it is among the zeros at the end.
+    /// Reads PKRU, which lies at `offset` of the area. 0, which means all rights, if it is among the zeros that
+    /// [`Self::new`] dropped.
     fn key_rights(&self, offset: usize) -> u32 {
         let bytes = self.bytes.get(offset..offset + 4);
         bytes.map_or(0, |bytes| {
@@ -75,7 +76,7 @@ impl XState {
     /// offsets are marked: the kernel treats a frame without the mark as one without vector registers, and sends a
     /// SIGSEGV if the mark cannot be read.
     pub fn to_frame_bytes(&self) -> Vec<u8> {
-        self.frame_bytes_with(|component| {
+        self.frame_bytes_with_ends(|component| {
             let leaf = __cpuid_count(COMPONENTS_LEAF, component);
             // Offset and size of the component.
             (leaf.ebx + leaf.eax) as usize
@@ -84,7 +85,7 @@ impl XState {
 
     /// Builds the bytes for a signal frame, as [`to_frame_bytes`](Self::to_frame_bytes) does. `end` returns the offset
     /// behind a component, by its number.
-    fn frame_bytes_with(&self, end: impl Fn(u32) -> usize) -> Vec<u8> {
+    fn frame_bytes_with_ends(&self, end: impl Fn(u32) -> usize) -> Vec<u8> {
         let components = self.read_u64(RESERVED_OFFSET);
         let granted = match self.read_u64(PRESENT_OFFSET) & GRANTED_COMPONENTS {
             0 => components & !GRANTED_COMPONENTS,
@@ -144,7 +145,7 @@ mod tests {
             let mut bytes = vec![0; length];
             bytes[PRESENT_OFFSET..PRESENT_OFFSET + 8].copy_from_slice(&present.to_le_bytes());
             bytes[RESERVED_OFFSET..RESERVED_OFFSET + 8].copy_from_slice(&components.to_le_bytes());
-            let frame = XState::new(bytes).unwrap().frame_bytes_with(end);
+            let frame = XState::new(bytes).unwrap().frame_bytes_with_ends(end);
             assert_eq!(frame.len(), length + 4);
             assert_eq!(
                 frame[RESERVED_OFFSET..RESERVED_OFFSET + 4],
@@ -175,7 +176,7 @@ mod tests {
             area[offset..offset + 4].copy_from_slice(&rights.to_le_bytes());
             let state = XState::new(area).unwrap();
             assert_eq!(state.key_rights(offset), rights);
-            let frame = state.frame_bytes_with(|_| 832);
+            let frame = state.frame_bytes_with_ends(|_| 832);
             let frame_present = frame[PRESENT_OFFSET..PRESENT_OFFSET + 8]
                 .try_into()
                 .unwrap();
@@ -193,7 +194,7 @@ mod tests {
             area[last] = 1;
             let state = XState::new(area.clone()).unwrap();
             assert_eq!(state.bytes(), &area[..kept]);
-            let frame = state.frame_bytes_with(end);
+            let frame = state.frame_bytes_with_ends(end);
             // Behind the end mark of an area without components.
             assert_eq!(frame[MIN_SIZE + 4..length], area[MIN_SIZE + 4..]);
         };

@@ -48,7 +48,7 @@ fn add_to_cohort(cohorts: &mut Vec<[i64; 2]>, index: usize, [bytes, objects]: [i
 impl Cohorts {
     /// Splits the ages from 0 to that of the oldest sample into up to `columns` spans of equal length, and adds up the
     /// memory of each function in them. With `by_cum`, a stack counts for all of its visible functions, else only for
-    /// the one nearest to the leaf.
+    /// the one nearest to the leaf. Memory of unknown age is in no span.
     pub(crate) fn new(folded: &Folded<'_>, ages: AgeBuckets, columns: u32, by_cum: bool) -> Self {
         let mut oldest = 0;
         folded.stacks.for_each(|stack| {
@@ -88,7 +88,7 @@ impl Cohorts {
     }
 
     /// Cohorts of a function, given by its index in `Folded::functions`: young to old, without empty ones.
-    pub(crate) fn for_function(&self, function: usize) -> impl Iterator<Item = Cohort> {
+    pub(crate) fn function_cohorts(&self, function: usize) -> impl Iterator<Item = Cohort> {
         let held = self.held[function].iter().zip(0..);
         held.filter(|(held, _)| **held != [0; 2])
             .map(|(&[bytes, objects], index)| Cohort {
@@ -102,12 +102,15 @@ impl Cohorts {
     /// Upper age limit, in seconds, of the cohort that contains the median of a function's bytes by age. `None` if none
     /// of its memory has a known age.
     pub(crate) fn median_age(&self, function: usize) -> Option<u32> {
-        let total: i64 = self.for_function(function).map(|cohort| cohort.bytes).sum();
+        let total: i64 = self
+            .function_cohorts(function)
+            .map(|cohort| cohort.bytes)
+            .sum();
         let mut younger = 0;
-        self.for_function(function)
+        self.function_cohorts(function)
             .find(|cohort| {
                 younger += cohort.bytes;
-                2 * younger >= total
+                younger >= total - younger
             })
             .map(|cohort| cohort.to)
     }
@@ -166,8 +169,8 @@ pub(crate) fn no_ages_error() -> Error {
     )
 }
 
-/// Formats seconds as `45s`, `12m`, `3h` or `9d`, rounded down. A unit is used from two of it on: 119 seconds are
-/// `119s`, 120 are `2m`.
+/// Formats seconds as `45s`, `12m`, `3h` or `9d`, rounded down. A larger unit is used only if it counts two at least:
+/// 119 seconds are `119s`, 120 are `2m`.
 pub(crate) fn format_span(seconds: u32) -> String {
     match seconds {
         0..120 => format!("{seconds}s"),

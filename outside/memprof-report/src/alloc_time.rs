@@ -12,20 +12,20 @@ pub(crate) struct AllocTime(NonZeroU32);
 
 impl AllocTime {
     /// Creates a time from seconds since 1970 (UTC). `None` for `u32::MAX`, which the stored form cannot hold.
-    pub(crate) fn new(seconds: u32) -> Option<Self> {
+    pub(crate) fn from_seconds(seconds: u32) -> Option<Self> {
         NonZeroU32::new(seconds.wrapping_add(1)).map(Self)
     }
 
-    /// Seconds since 1970 (UTC).
+    /// Start of the age bucket, in seconds since 1970 (UTC).
     pub(crate) fn seconds(self) -> u32 {
         self.0.get() - 1
     }
 
     /// Decodes the time in bits 1 to 32 of a pseudo frame, whose kind is in bits 40 to 63. `None` if `frame` is an
-    /// address or another pseudo frame. Bit 0 is always set, because tools show a caller as the byte before the return
-    /// address.
+    /// address or another pseudo frame. Bit 0 is no part of the time: it is always set, so that the other bits stay
+    /// when a tool subtracts 1 from a return address to show the caller.
     pub(crate) fn from_frame(frame: u64) -> Option<Self> {
-        Self::new((frame >> 1) as u32).filter(|_| frame >> 40 == PSEUDO_FRAME_KIND)
+        Self::from_seconds((frame >> 1) as u32).filter(|_| frame >> 40 == PSEUDO_FRAME_KIND)
     }
 }
 

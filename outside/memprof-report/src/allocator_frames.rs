@@ -1,6 +1,6 @@
 //! Finds the allocator's own frames at the leaf, which would otherwise be the top row of every report.
 
-use crate::names::Names;
+use crate::names::{Frame, Names};
 use crate::profile::Profile;
 use crate::stacks::{AddressId, StackId};
 
@@ -95,6 +95,11 @@ const RUST_SUFFIXES: [&str; 3] = [
 /// Trait of Rust's global allocators, in the name of each of its functions behind the type, `<T`.
 const GLOBAL_ALLOC: &str = " as core::alloc::global::GlobalAlloc>::";
 
+/// Extensions of source files of interpreted and managed languages, whose functions called `free` are no allocator's.
+const SCRIPT_EXTENSIONS: [&str; 14] = [
+    "cjs", "cs", "ex", "java", "js", "jsx", "kt", "lua", "mjs", "php", "py", "rb", "ts", "tsx",
+];
+
 /// Returns, for each stack by its id, the number of addresses at the leaf that belong to the allocator: they lie in an
 /// allocator's library, or all their functions are the allocator's. At least one address of each stack remains.
 pub(crate) fn allocator_depths(profile: &Profile, names: &Names) -> Vec<u32> {
@@ -130,9 +135,16 @@ fn is_allocator_address(names: &Names, address: AddressId) -> bool {
     let frames = names.frames(address);
     !frames.is_empty()
         && !names.is_managed(address)
-        && frames
-            .iter()
-            .all(|frame| is_allocator_function(names.strings.get(frame.function)))
+        && frames.iter().all(|frame| is_allocator_frame(frame, names))
+}
+
+/// Returns whether a frame is the allocator's, by its function's name and its source file: one of an interpreted or
+/// managed language, which pprof profiles of other tools have, is none.
+pub(crate) fn is_allocator_frame(frame: &Frame, names: &Names) -> bool {
+    let file = frame.file.map_or("", |file| names.strings.get(file));
+    let extension = file.rsplit('.').next().unwrap_or_default();
+    !SCRIPT_EXTENSIONS.contains(&extension)
+        && is_allocator_function(names.strings.get(frame.function))
 }
 
 /// Returns whether a file name is that of an allocator's shared library, such as `libjemalloc.so.2`.
@@ -142,17 +154,18 @@ fn is_allocator_library(file: &str) -> bool {
 
 /// Returns whether a function is the allocator's, by its demangled name.
 pub(crate) fn is_allocator_function(function: &str) -> bool {
-    // glibc's internal aliases begin so.
+    // glibc has internal aliases with these prefixes.
     let plain = function.strip_prefix("__libc_").unwrap_or(function);
     let plain = plain.strip_prefix("__GI_").unwrap_or(plain);
     FUNCTIONS.binary_search(&plain).is_ok()
-        // Debug information names these with the path of the crate that defines the allocator.
+        // Debug information puts the path of the crate that defines the allocator before these names.
         || RUST_SUFFIXES.iter().any(|end| function.ends_with(end))
         || has_internal_prefix(function)
         || function.starts_with('<') && function.contains(GLOBAL_ALLOC)
 }
 
-/// Returns whether a name begins with one of [`INTERNAL_PREFIXES`].
+/// Returns whether a name begins with one of [`INTERNAL_PREFIXES`]. These are sorted and none is a prefix of another,
+/// so only the last one that is not greater than the name can be a prefix of it.
 fn has_internal_prefix(function: &str) -> bool {
     let later = INTERNAL_PREFIXES.partition_point(|prefix| *prefix <= function);
     let nearest = later.checked_sub(1).map(|index| INTERNAL_PREFIXES[index]);
@@ -162,6 +175,27 @@ fn has_internal_prefix(function: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn function_of_script_is_no_allocator() {
+        let check = |file: Option<&str>, expected: bool| {
+            let mut names = Names::default();
+            let frame = Frame {
+                function: names.strings.intern("free"),
+                linkage: None,
+                file: file.map(|file| names.strings.intern(file)),
+                line: 1,
+                named: true,
+            };
+            assert_eq!(is_allocator_frame(&frame, &names), expected, "{file:?}");
+        };
+        check(None, true);
+        check(Some("malloc.c"), true);
+        check(Some("/srv/js/free"), true);
+        check(Some("/srv/app/pool.js"), false);
+        check(Some("file:///srv/app/pool.mjs"), false);
+        check(Some("/srv/app/pool.py"), false);
+    }
 
     #[test]
     fn tables_of_names_are_sorted_and_without_prefixes_of_prefixes() {

@@ -18,12 +18,15 @@ use written_registers::{may_write_argument, written_registers};
 pub(crate) struct CallShape {
     /// Address of the function in its file, as linked.
     pub(crate) function: u64,
-    /// Whether the function is little more than the call.
+    /// Whether the function is little more than the call. False if its code was not read.
     pub(crate) is_short: bool,
     /// Whether the function returns the call's result, on some path on which the result is not null and not stored.
     pub(crate) returns_result: bool,
     /// Origins of the first two arguments.
     pub(crate) arguments: [Argument; 2],
+    /// Whether many places of the file call the function. Counted only for one without a symbol that returns the result
+    /// and is not short; else false.
+    pub(crate) has_many_calls: bool,
 }
 
 /// Origin of an argument of a call.
@@ -48,21 +51,25 @@ impl CallShape {
 
     /// Reads the shape of the call that ends at `return_address`. `code` is the whole code of the function that makes
     /// the call; it starts at the address `start`. If no call is found there, as in empty `code`, the shape says that
-    /// the arguments are computed and the result is not returned.
+    /// the arguments are computed and the result is not returned. `code` is empty if it was not read.
     pub(crate) fn read(code: &[u8], start: u64, return_address: u64) -> Self {
         let unread = Self {
             function: start,
-            is_short: code.len() <= Self::SHORT_BYTES
-                || (code.len() <= Self::POOL_BYTES && count_called_functions(code, start) <= 2),
+            is_short: match code.len() {
+                0 => false,
+                1..=Self::SHORT_BYTES => true,
+                len => len <= Self::POOL_BYTES && count_called_functions(code, start) <= 2,
+            },
             returns_result: false,
             arguments: [Argument::Computed; 2],
+            has_many_calls: false,
         };
         let Some(arguments) = argument_origins(code, start, return_address) else {
             return unread;
         };
         Self {
             arguments,
-            returns_result: ResultFlow::new(code, start).reaches_return(return_address),
+            returns_result: ResultFlow::new(code, start).returns_result_of(return_address),
             ..unread
         }
     }
@@ -81,8 +88,10 @@ fn count_called_functions(code: &[u8], start: u64) -> usize {
 }
 
 /// Origins of the first two arguments of the call that ends at `return_address`: the last writes to their registers
-/// before it, in the order of addresses. An earlier call counts as a write, because the called function may overwrite
-/// both. `None` if no call ends there.
+/// before it, in the order of addresses. Only a `mov` of an immediate value writes a constant, or an `xor` of a
+/// register with itself. An earlier call may overwrite both registers: after it, the first counts as computed, because
+/// each allocation function has a first argument, and the second as not written, because the function may have no
+/// second. `None` if no call ends there.
 fn argument_origins(code: &[u8], start: u64, return_address: u64) -> Option<[Argument; 2]> {
     let mut arguments = [Argument::Unwritten; 2];
     let mut info = InstructionInfoFactory::new();
@@ -101,14 +110,16 @@ fn argument_origins(code: &[u8], start: u64, return_address: u64) -> Option<[Arg
             instruction.flow_control(),
             FlowControl::Call | FlowControl::IndirectCall
         ) {
-            // The called function may overwrite both registers.
-            arguments = [Argument::Computed; 2];
+            arguments = [Argument::Computed, Argument::Unwritten];
         }
-        let is_constant = instruction.mnemonic() == Mnemonic::Mov
-            && matches!(
+        let is_constant = match instruction.mnemonic() {
+            Mnemonic::Mov => matches!(
                 instruction.op1_kind(),
                 OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64
-            );
+            ),
+            Mnemonic::Xor => instruction.op0_register() == instruction.op1_register(),
+            _ => false,
+        };
         if !may_write_argument(&instruction) {
             continue;
         }
@@ -208,6 +219,8 @@ mod tests {
         check(code(&[other(1), other(2)].concat(), &nops(60)), true);
         check(code(&[other(1), other(2)].concat(), &nops(200)), false);
         check(code(&[], &nops(300)), false);
+        // The code of a longer function is not read.
+        check(Vec::new(), false);
     }
 
     #[test]
@@ -218,9 +231,30 @@ mod tests {
         use Argument::{Computed, Constant, Unwritten};
         // mov edi, 1024
         check(&[0xbf, 0, 4, 0, 0], [Constant, Unwritten]);
+        // xor edi, edi
+        check(&[0x31, 0xff], [Constant, Unwritten]);
+        // xor edi, esi
+        check(&[0x31, 0xf7], [Computed, Unwritten]);
         // mov esi, edi; mov edi, 1
         check(&[0x89, 0xfe, 0xbf, 1, 0, 0, 0], [Constant, Computed]);
         // lea rdi, [rdi+1]
         check(&[0x48, 0x8d, 0x7f, 1], [Computed, Unwritten]);
+    }
+
+    #[test]
+    fn arguments_of_earlier_call_are_not_those_of_later() {
+        let check = |between: &[u8], expected| {
+            // mov esi, edi; call
+            let code = [&[0x89, 0xfe], &CALL[..], between, &CALL, &[0xc3]].concat();
+            let end = 0x1000 + code.len() as u64 - 1;
+            let shape = CallShape::read(&code, 0x1000, end);
+            assert_eq!(shape.arguments, expected, "{between:x?}");
+        };
+        use Argument::{Computed, Constant, Unwritten};
+        check(&[], [Computed, Unwritten]);
+        // mov edi, 48
+        check(&[0xbf, 48, 0, 0, 0], [Constant, Unwritten]);
+        // mov esi, ebx; mov edi, 1
+        check(&[0x89, 0xde, 0xbf, 1, 0, 0, 0], [Constant, Computed]);
     }
 }

@@ -8,15 +8,16 @@ const MAX_FUNCTION_CHARS: usize = 256;
 
 /// Returns the name of the row of a place that calls a function: `git+0x1c3f calling deflateInit_`. A long name of the
 /// function is cut.
-pub(crate) fn with_call(place: &str, function: &str) -> String {
+pub(crate) fn name_with_call(place: &str, function: &str) -> String {
     match function.char_indices().nth(MAX_FUNCTION_CHARS) {
         Some((end, _)) => format!("{place}{CALLING}{}…", &function[..end]),
         None => format!("{place}{CALLING}{function}"),
     }
 }
 
-/// Returns the place in the name of such a row: `git+0x1c3f`. Other names are returned whole.
-pub(crate) fn without_call(row: &str) -> &str {
+/// Removes the called function from the name of a row that [`name_with_call`] made, and returns the place:
+/// `git+0x1c3f`. Other names are returned whole.
+pub(crate) fn name_without_call(row: &str) -> &str {
     match row.split_once(CALLING) {
         Some((place, _)) if place.contains("+0x") => place,
         _ => row,
@@ -25,19 +26,22 @@ pub(crate) fn without_call(row: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::{with_call, without_call};
+    use super::{name_with_call, name_without_call};
 
     #[test]
     fn long_name_of_a_function_is_cut() {
-        assert_eq!(with_call("p+0x2", "z"), "p+0x2 calling z");
-        let row = with_call("p+0x2", &"é".repeat(100_000));
+        assert_eq!(name_with_call("p+0x2", "z"), "p+0x2 calling z");
+        let row = name_with_call("p+0x2", &"é".repeat(100_000));
         assert_eq!(row, format!("p+0x2 calling {}…", "é".repeat(256)));
     }
 
     #[test]
     fn place_is_taken_from_the_name_of_a_row() {
-        assert_eq!(without_call("p+0x2 calling z_init"), "p+0x2");
-        assert_eq!(without_call("p+0x2"), "p+0x2");
-        assert_eq!(without_call("operator calling x"), "operator calling x");
+        assert_eq!(name_without_call("p+0x2 calling z_init"), "p+0x2");
+        assert_eq!(name_without_call("p+0x2"), "p+0x2");
+        assert_eq!(
+            name_without_call("operator calling x"),
+            "operator calling x"
+        );
     }
 }

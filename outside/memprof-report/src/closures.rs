@@ -11,7 +11,8 @@ pub(crate) struct OuterFrame<'n> {
     pub(crate) mentions_closure: bool,
 }
 
-/// Returns whether a function's name ends with a closure, such as `shop::{closure#0}`.
+/// Returns whether a function's name ends with a closure or async block, such as `shop::{closure#0}`. An
+/// implementation, `{impl#2}`, is none, and neither is the type of a closure, `{closure_env#0}`.
 pub(crate) fn is_closure(name: &str) -> bool {
     let last = last_component(name);
     let is_numbered = last.starts_with('{') && last.ends_with('}') && last.contains('#');
@@ -26,26 +27,31 @@ pub(crate) fn mentions_closure(name: &str) -> bool {
 /// Returns a closure's name behind the path of the function that defines it: `shop::load::{closure#0}`. `outer` are the
 /// frames towards the root. The path comes from the frame that has the closure's type among its generic arguments, as
 /// in `map<shop::load::{closure_env#0}>`. If there is none, it is the name of the nearest function in the closure's
-/// source file. `None` if there is neither.
+/// source file. `None` if there is neither. A path counts only if it extends the closure's own: a whole name, as other
+/// tools write them, stays as it is.
 ///
 /// If the path only numbers an implementation, as in `{impl#2}`, that nearest function is preferred, provided that both
 /// end in the same component.
-pub(crate) fn qualified_closure<'n>(
+pub(crate) fn qualified_closure_name<'n>(
     name: &str,
     outer: impl Iterator<Item = OuterFrame<'n>>,
 ) -> Option<String> {
     let closure = last_component(name);
+    let own_path = name.strip_suffix(closure).unwrap_or_default();
+    let own_path = own_path.strip_suffix("::").unwrap_or_default();
     let environment = format!("::{}", closure.replacen('#', "_env#", 1));
     let mut path = None;
     let mut nearest = None;
     for frame in outer {
         let base = frame.name.split('<').next().unwrap_or_default();
         let is_function = !base.is_empty() || frame.name.starts_with('<');
-        if nearest.is_none() && frame.is_same_file && is_function && !is_closure(frame.name) {
+        let is_candidate = frame.is_same_file && is_function && !is_closure(frame.name);
+        if nearest.is_none() && is_candidate && extends_path(frame.name, own_path) {
             nearest = Some(frame.name);
         }
         if path.is_none() && frame.mentions_closure {
-            path = path_before(frame.name, &environment);
+            path =
+                path_before(frame.name, &environment).filter(|path| extends_path(path, own_path));
         }
         if path.is_some() && nearest.is_some() {
             break;
@@ -64,6 +70,16 @@ pub(crate) fn qualified_closure<'n>(
     Some(format!("{function}::{closure}"))
 }
 
+/// Returns whether a function's name has a longer path that starts with `path`: `shop::load` and `<shop::Sq as
+/// shop::Shape>::build` for `shop`, but not `shop` itself. True for an empty path.
+fn extends_path(function: &str, path: &str) -> bool {
+    let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | ':');
+    path.is_empty()
+        || function.match_indices(path).any(|(at, _)| {
+            !function[..at].ends_with(is_part) && function[at + path.len()..].starts_with("::")
+        })
+}
+
 /// Returns the path that ends where `end` starts in a name. `None` if the name lacks `end`, or has no path before it.
 fn path_before<'n>(name: &'n str, end: &str) -> Option<&'n str> {
     let before = &name[..name.find(end)?];
@@ -79,7 +95,7 @@ fn last_component(name: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::{OuterFrame, is_closure, mentions_closure, qualified_closure};
+    use super::{OuterFrame, is_closure, mentions_closure, qualified_closure_name};
 
     #[test]
     fn closure_has_the_path_of_its_function() {
@@ -89,7 +105,7 @@ mod tests {
                 is_same_file: *is_same_file,
                 mentions_closure: mentions_closure(name),
             });
-            assert_eq!(qualified_closure(name, outer).as_deref(), expected);
+            assert_eq!(qualified_closure_name(name, outer).as_deref(), expected);
         };
         check(
             "shop::{closure#0}",
@@ -124,6 +140,26 @@ mod tests {
             Some("<shop::Sq as shop::Shape>::build::{closure#0}"),
         );
         check("shop::{closure#0}", &[("std::thread::spawn", false)], None);
+        check(
+            "{closure#0}",
+            &[("shop::run", true)],
+            Some("shop::run::{closure#0}"),
+        );
+        // Whole names, as in the files of other tools, which may lack source files.
+        check(
+            "shop::store::load::{closure#0}",
+            &[
+                ("shop::run_job", true),
+                ("map<shop::store::save::{closure_env#0}>", true),
+                ("shop::store::load", true),
+            ],
+            None,
+        );
+        check(
+            "load::{closure#0}",
+            &[("run_job", true), ("main", true)],
+            None,
+        );
     }
 
     #[test]

@@ -29,7 +29,7 @@ use self::mapped_file::MappedFile;
 pub(crate) use self::mapped_file::library_stem;
 pub(crate) use self::reason::{OriginReason, Verdict};
 use self::rules::SCRIPTS;
-use crate::allocator_frames::is_allocator_function;
+use crate::allocator_frames::is_allocator_frame;
 use crate::names::{Frame, Names, StringId};
 use crate::stacks::{AddressId, StackId};
 use crate::symbolized_profile::SymbolizedProfile;
@@ -54,7 +54,7 @@ pub enum CodeOrigin {
 
 impl CodeOrigin {
     /// Text that tables append to a function's name; empty for the program's own.
-    pub(crate) fn suffix(self) -> &'static str {
+    pub(crate) fn row_suffix(self) -> &'static str {
         match self {
             Self::Startup => " (start)",
             Self::Plumbing => " (plumbing)",
@@ -108,9 +108,10 @@ pub struct CodeOrigins {
 type FrameKey = (StringId, Option<StringId>, Option<StringId>, Option<usize>);
 
 impl CodeOrigins {
-    /// Determines the code origin of each function of a profile. If no function is the program's own but `main`, those
-    /// of system libraries count as its own. Functions without names in the program's plugins and libraries may count
-    /// as its own, and functions with the shape of a malloc wrapper as plumbing.
+    /// Determines the code origin of each frame of a profile, first by its own evidence, then by its callers and
+    /// callees: functions without a symbol in the program's plugins and libraries may become its own, wrappers of
+    /// malloc and helpers in libraries plumbing. If the program is not stripped and has no function of its own but
+    /// `main`, those of system libraries become its own.
     pub fn new(named: &SymbolizedProfile, origin_rules: &OriginRules) -> Self {
         let SymbolizedProfile { profile, names, .. } = named;
         let evidence = ProfileEvidence::new(named);
@@ -142,9 +143,7 @@ impl CodeOrigins {
                     let verdict = evidence.verdict(&function, origin_rules);
                     has_own_functions |= is_own_function(&function, verdict);
                     origins.verdicts.push(verdict);
-                    origins
-                        .is_allocator
-                        .push(is_allocator_function(function.name));
+                    origins.is_allocator.push(is_allocator_frame(frame, names));
                     origins.verdicts.len() as u32 - 1
                 })
             });
@@ -152,7 +151,7 @@ impl CodeOrigins {
             origins.by_address.push(verdicts);
         }
         origins.count_stripped_modules_as_own(named, &files, &mappings);
-        if !has_own_functions && !origins.has_unnamed_places(named) {
+        if !has_own_functions && !origins.has_unnamed_own_function(named) {
             origins.count_system_libraries_as_own();
         }
         wrappers::mark_wrappers(&mut origins, named);
@@ -160,8 +159,8 @@ impl CodeOrigins {
         origins
     }
 
-    /// Returns whether the program has a function of its own without a name: it is stripped.
-    fn has_unnamed_places(&self, named: &SymbolizedProfile) -> bool {
+    /// Returns whether a function without a symbol is the program's own, as in a stripped file.
+    fn has_unnamed_own_function(&self, named: &SymbolizedProfile) -> bool {
         (0..self.by_address.len()).any(|index| {
             let id = AddressId(index as u32);
             let frames = named.names.frames(id).iter().zip(self.verdicts(id));
@@ -175,8 +174,8 @@ impl CodeOrigins {
         })
     }
 
-    /// Counts functions of the system's libraries as the program's own. For a program of which no function but `main` is
-    /// its own: it is only a front of libraries.
+    /// Counts functions of the system's libraries as the program's own. For a program whose only function of its own is
+    /// `main`: what it does is in libraries.
     fn count_system_libraries_as_own(&mut self) {
         for verdict in &mut self.verdicts {
             if matches!(verdict.reason, OriginReason::SystemLibrary) {
@@ -224,8 +223,9 @@ impl CodeOrigins {
         }
     }
 
-    /// Folds functions without a symbol in libraries into the function with a symbol that called them there, so that
-    /// where a stack has only functions of libraries, the row has a name. `mappings` has the mapping of each address.
+    /// Marks functions without a symbol in libraries as plumbing if a function with a symbol in the same library is
+    /// among their callers, so that the row of a stack with functions of libraries only has a name. `mappings` has the
+    /// mapping of each address.
     fn fold_helpers_in_libraries(&mut self, named: &SymbolizedProfile, mappings: &[Option<usize>]) {
         let SymbolizedProfile { profile, names, .. } = named;
         let is_helper =
@@ -282,7 +282,7 @@ impl CodeOrigins {
     }
 }
 
-/// Returns whether a file is in a directory of a language's library or packages.
+/// Returns whether the path of a file is one of an interpreted language's standard library or packages, by [`SCRIPTS`].
 pub(crate) fn is_script_library(path: &str) -> bool {
     SCRIPTS
         .iter()
@@ -314,8 +314,8 @@ fn main_crates<'n>(frames: impl Iterator<Item = (&'n str, &'n Frame)>) -> HashSe
         .collect()
 }
 
-/// Returns whether a function is the program's own, has a name, and is no start-up code. Each program has start-up
-/// code: `main`, and names with a leading `_`, such as `_start`.
+/// Returns whether a function is the program's own, has a symbol, and is no start-up code, which every program has:
+/// `main`, and names with a leading `_`, such as `_start`.
 fn is_own_function(function: &FunctionEvidence<'_>, verdict: Verdict) -> bool {
     verdict.origin == CodeOrigin::Program
         && function.is_named

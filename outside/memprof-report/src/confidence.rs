@@ -51,7 +51,7 @@ impl Confidence {
         Self {
             samples: u64::from(samples),
             variance: value * value * miss_probability / f64::from(samples),
-            missing: value.abs() * lost_share(profile),
+            missing: value.abs() * lost_per_kept_sample(profile),
         }
     }
 
@@ -74,7 +74,7 @@ impl Confidence {
 }
 
 /// Number of lost samples per sample that was kept; 0 if the dump does not count them.
-fn lost_share(profile: &Profile) -> f64 {
+fn lost_per_kept_sample(profile: &Profile) -> f64 {
     let origin = &profile.origin;
     let (Some(lost), Some(samples)) = (origin.lost_samples, origin.samples) else {
         return 0.0;

@@ -75,7 +75,7 @@ pub(crate) fn demangle_clone(symbol: &str) -> String {
 }
 
 /// Returns whether [`demangle_clone`] may return more of a symbol than [`demangle`]: Rust's symbols have no parameters.
-pub(crate) fn has_more_than_name(symbol: &str) -> bool {
+pub(crate) fn may_have_parameters_or_suffix(symbol: &str) -> bool {
     let (plain, suffix) = split_symbol(symbol);
     !suffix.is_empty() || Language::from_symbol(plain) != Some(Language::Rust)
 }

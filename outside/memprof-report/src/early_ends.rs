@@ -27,12 +27,12 @@ const REASON_TEXTS: [(&str, &str); 5] = [
 /// are whole.
 pub(crate) fn early_ends_note(profile: &Profile) -> Option<String> {
     let origin = &profile.origin;
-    note_if_any(&origin.early_ends, origin.samples.unwrap_or(0))
+    format_note(&origin.early_ends, origin.samples.unwrap_or(0))
 }
 
-/// Returns the note for these early ends. `samples` is the number of all samples, of which the note gives the share.
+/// Formats the note on these early ends. `samples` is the number of all samples, of which the note gives the share.
 /// `None` if no stack ends early.
-fn note_if_any(ends: &[EarlyEnds], samples: u64) -> Option<String> {
+fn format_note(ends: &[EarlyEnds], samples: u64) -> Option<String> {
     let early = ends
         .iter()
         .fold(0_u64, |sum, each| sum.saturating_add(each.samples));
@@ -52,8 +52,8 @@ fn note_if_any(ends: &[EarlyEnds], samples: u64) -> Option<String> {
     ))
 }
 
-/// Formats as `12 in libx.so.1 (code without call frame information and frame pointer)`; without the file if the code
-/// is in none. An unknown reason is shown as the dump names it.
+/// Formats the early ends of one reason and file as `12 in libx.so.1 (code without call frame information and frame
+/// pointer)`; without the file if the code is in none. An unknown reason is shown as the dump names it.
 fn early_end_text(ends: &EarlyEnds) -> String {
     let EarlyEnds {
         samples,
@@ -82,7 +82,7 @@ mod tests {
             reason: reason.to_owned(),
             object: object.map(str::to_owned),
         };
-        assert_eq!(note_if_any(&[], 100), None);
+        assert_eq!(format_note(&[], 100), None);
         let all = [
             ends(10, "no-frame-information", Some("/usr/lib/libcrypto.so.3")),
             ends(2, "too-many-frames", None),
@@ -90,10 +90,10 @@ mod tests {
         let expected = "the stacks of 12.0 % of the samples end early (12 of 100), so their outer callers are missing: 10 \
                         in libcrypto.so.3 (code without call frame information and frame pointer), 2 (more than 128 \
                         frames)";
-        assert_eq!(note_if_any(&all, 100).as_deref(), Some(expected));
+        assert_eq!(format_note(&all, 100).as_deref(), Some(expected));
         let later = [ends(1, "a-later-reason", Some("x"))];
         assert!(
-            note_if_any(&later, 0)
+            format_note(&later, 0)
                 .unwrap()
                 .ends_with("1 in x (a-later-reason)")
         );

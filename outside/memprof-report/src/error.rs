@@ -124,7 +124,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the input is in no known format.
+    /// Returns whether the cause is an input in no known format.
     pub fn is_unrecognised(&self) -> bool {
         match self {
             Self::Unrecognised { .. } => true,
@@ -133,7 +133,7 @@ impl Error {
         }
     }
 
-    /// Kind of the error; that of its cause for an error in a named input.
+    /// Returns the class of the error; for an error in a named input, that of its cause.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Input { source, .. } => source.kind(),
@@ -145,7 +145,11 @@ impl Error {
     }
 
     /// Error for a malformed line; `line` is its number from 1, `format` names the file format.
-    pub(crate) fn line(format: &'static str, line: u64, problem: impl Into<String>) -> Self {
+    pub(crate) fn malformed_line(
+        format: &'static str,
+        line: u64,
+        problem: impl Into<String>,
+    ) -> Self {
         Self::Line {
             format,
             line,
@@ -154,21 +158,21 @@ impl Error {
     }
 
     /// Error for a malformed protobuf profile.
-    pub(crate) fn pprof(problem: impl Into<String>) -> Self {
+    pub(crate) fn malformed_pprof(problem: impl Into<String>) -> Self {
         Self::Pprof {
             problem: problem.into(),
         }
     }
 
-    /// Returns a converter from I/O errors for `map_err`; `act` says what failed, as in "read the profile".
-    pub(crate) fn io(act: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+    /// Returns a converter of I/O errors for `map_err`; `act` says what failed, as in "read the profile".
+    pub(crate) fn failed_to(act: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let act = act.into();
         move |source| Self::Io { act, source }
     }
 }
 
 impl From<io::Error> for Error {
-    /// Takes an I/O error for one of writing the report; `Error::io` converts those of other acts.
+    /// Converts an I/O error of writing the report; `Error::failed_to` converts those of other acts.
     fn from(source: io::Error) -> Self {
         Self::Io {
             act: "write the report".into(),

@@ -4,20 +4,51 @@ use std::io::{BufRead, Read};
 
 use crate::error::{Error, Result};
 
-/// Number of bytes that determine the format.
-const MAGIC_LEN: u64 = 16;
+/// Number of bytes, after blanks, that determine the format.
+const MAGIC_LEN: usize = 16;
 
-/// Reads up to `MAGIC_LEN` bytes from the start of a file. Fails if the file is empty or unreadable.
+/// Largest number of bytes that are read to find `MAGIC_LEN` after blanks.
+const MAX_BYTES: usize = 4 << 10;
+
+/// Reads and consumes the start of a file, up to `MAGIC_LEN` bytes after leading blanks; a parser must get them back,
+/// before the rest. Fails if the file is empty or unreadable.
 pub(crate) fn read_magic(input: &mut dyn BufRead) -> Result<Vec<u8>> {
     let mut magic = Vec::new();
-    input
-        .take(MAGIC_LEN)
-        .read_to_end(&mut magic)
-        .map_err(Error::io("read the profile"))?;
+    while magic.len() < MAX_BYTES {
+        let missing = MAGIC_LEN - magic.trim_ascii_start().len();
+        let count = (&mut *input)
+            .take(missing as u64)
+            .read_to_end(&mut magic)
+            .map_err(Error::failed_to("read the profile"))?;
+        if count == 0 {
+            break;
+        }
+    }
     if magic.is_empty() {
         return Err(Error::Empty {
             reason: "the file has no byte".into(),
         });
     }
     Ok(magic)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_BYTES, read_magic};
+
+    #[test]
+    fn magic_is_read_after_blanks() {
+        let check = |text: &str, expected: usize| {
+            let magic = read_magic(&mut text.as_bytes()).unwrap();
+            assert_eq!(magic, text.as_bytes()[..expected]);
+        };
+        check("heap_v2/", 8);
+        check("0123456789abcdefg", 16);
+        for blanks in [1, 16, 100] {
+            let text = format!("{}heap_v2/524288\n  t*:", "\n".repeat(blanks));
+            check(&text, blanks + 16);
+        }
+        check(&"\n".repeat(3), 3);
+        check(&"\n".repeat(2 * MAX_BYTES), MAX_BYTES);
+    }
 }

@@ -23,9 +23,9 @@ pub fn compile_pattern(text: &str) -> Result<Regex> {
 }
 
 impl Filter {
-    /// Removes samples without a frame that matches `focus`, and those with one that matches `ignore`. A pattern that
-    /// is `None` removes nothing. The first `depths[stack]` frames, the allocator's, match nothing.
-    pub(crate) fn apply(&self, profile: &mut Profile, names: &Names, depths: &[u32]) {
+    /// Removes samples of which no frame matches `focus` or some frame matches `ignore`. A pattern that is `None`
+    /// removes nothing. The first `depths[stack]` frames of a stack, the allocator's, match nothing.
+    pub(crate) fn retain_samples(&self, profile: &mut Profile, names: &Names, depths: &[u32]) {
         if self.focus.is_none() && self.ignore.is_none() {
             return;
         }
@@ -42,11 +42,12 @@ impl Filter {
     }
 }
 
-/// Removes the stacks of memprof itself: those with a frame in its host library or in the plugin's file. That file is
-/// the one that the profile names as memprof's, else any `memory_profile.so`. Returns the sum of their values.
+/// Removes the samples of memprof itself: those with a frame in its host library (functions `memprof_host::…`) or in
+/// the plugin's file. That file is the one that the profile names as memprof's, else any `memory_profile.so`. Returns
+/// the sum of the removed values.
 ///
-/// The first `depths[stack]` frames, the allocator's, do not count: the plugin may be among them because it walks the
-/// stacks.
+/// The first `depths[stack]` frames of a stack, the allocator's, do not count: the plugin may be among them because it
+/// walks the stacks.
 pub fn drop_memprof_stacks(profile: &mut Profile, names: &Names, depths: &[u32]) -> SampleValues {
     let image = profile.origin.image.as_deref();
     let files: Vec<bool> = profile
@@ -87,7 +88,7 @@ pub fn drop_memprof_stacks(profile: &mut Profile, names: &Names, depths: &[u32])
     removed
 }
 
-/// Returns, for each address by its id, whether one of its functions matches; all are false without a pattern.
+/// Returns, by address id, whether the name of one of the address's functions matches; all false without a pattern.
 fn match_addresses(pattern: Option<&Regex>, profile: &Profile, names: &Names) -> Vec<bool> {
     let Some(pattern) = pattern else {
         return vec![false; profile.stacks.addresses().len()];

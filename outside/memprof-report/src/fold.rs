@@ -71,7 +71,7 @@ impl<'p> Folded<'p> {
         let profile = ProfileSide::new(profile, false, selection, origin_rules, &mut table);
         let base =
             base.map(|base| ProfileSide::new(base, true, selection, origin_rules, &mut table));
-        let samples = SampleStacks::new(profile, base, &table.ranks());
+        let samples = SampleStacks::new(profile, base, &table.name_ranks());
         Self {
             functions: table.functions,
             origins: table.origins,
@@ -82,7 +82,9 @@ impl<'p> Folded<'p> {
         }
     }
 
-    /// Visible functions of a stack, root first: all, or, after `with_origin_filter`, those of its highest code origin.
+    /// Iterates over the visible functions of a stack, root first: all, or, after `with_origin_filter`, those of its
+    /// highest code origin. A place without a symbol has the name that
+    /// [`name_calls_of_places`](Self::name_calls_of_places) gave it.
     pub(crate) fn visible_functions<'s>(
         &self,
         stack: FoldedStack<'s>,
@@ -94,7 +96,7 @@ impl<'p> Folded<'p> {
         };
         let named = self
             .unnamed_places
-            .named_call(stack.functions, &self.origins);
+            .find_call_name(stack.functions, &self.origins);
         let functions = stack.functions.iter().enumerate();
         let functions = functions.map(move |(index, id)| match named {
             Some((place, row)) if place == index => row,
@@ -103,8 +105,9 @@ impl<'p> Folded<'p> {
         functions.filter(move |id| highest.is_none_or(|highest| origin_of(id) == highest))
     }
 
-    /// Keeps the stacks whole but lets [`visible_functions`](Self::visible_functions) return only frames of the
-    /// highest code origin in each stack (program before library before …). Used for tables.
+    /// Keeps the stacks whole but lets [`visible_functions`](Self::visible_functions) return only frames of the highest
+    /// code origin in each stack (program before library before …), and names the calls of places without a symbol.
+    /// Used for tables.
     pub(crate) fn with_origin_filter(mut self) -> Self {
         self.is_origin_filtered = true;
         self.name_calls_of_places();
@@ -120,9 +123,9 @@ impl<'p> Folded<'p> {
         filtered.stacks.for_each(|stack| {
             visible.clear();
             visible.extend(filtered.visible_functions(stack));
-            lists.add(&mut index, &visible, stack.values, stack.alloc_times);
+            lists.add_values(&mut index, &visible, stack.values, stack.alloc_times);
         });
-        lists.sort(&ids_by_name(&filtered.functions));
+        lists.sort_by_names(&ids_by_name(&filtered.functions));
         Folded {
             functions: filtered.functions,
             origins: filtered.origins,
@@ -136,13 +139,13 @@ impl<'p> Folded<'p> {
     /// Gives each place without a symbol to which a stack is attributed a name with the library's function that it calls,
     /// because the filter by origin leaves that function out.
     fn name_calls_of_places(&mut self) {
-        if !self.unnamed_places.has_own(&self.origins) {
+        if !self.unnamed_places.has_unnamed_own_function(&self.origins) {
             return;
         }
         let (names, origins) = (&mut self.functions, &mut self.origins);
         self.stacks.for_each(|stack| {
             self.unnamed_places
-                .name_call(stack.functions, names, origins);
+                .add_call_name(stack.functions, names, origins);
         });
     }
 }
@@ -171,9 +174,9 @@ impl Folded<'static> {
                 base,
                 ..Default::default()
             };
-            lists.add(&mut index, &stack, values, &[]);
+            lists.add_values(&mut index, &stack, values, &[]);
         }
-        lists.sort(&ids_by_name(&functions));
+        lists.sort_by_names(&ids_by_name(&functions));
         Self {
             functions,
             origins: Vec::new(),

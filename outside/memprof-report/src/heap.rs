@@ -1,12 +1,12 @@
 //! Parses heap dumps in text: jemalloc's `heap_v2`, and tcmalloc's legacy format, which Go writes too.
 
+mod address_reader;
 mod checksum;
 mod code_history;
 mod comments;
 mod export;
-mod frames;
 mod go;
-mod header;
+mod header_word;
 mod legacy;
 mod map_line;
 mod maps;
@@ -18,7 +18,7 @@ mod symbols;
 mod tcmalloc;
 mod v2;
 
-pub use export::export;
+pub use export::export_dump;
 pub use tcmalloc::write_tcmalloc;
 
 use std::io::BufRead;
@@ -49,7 +49,7 @@ const DUMP_STARTS: [&[u8]; 6] = [
 /// error (`prof_leak:true`), which may be in the same file.
 const MESSAGE_PREFIXES: [&[u8]; 2] = [b"%warn", b"<jemalloc>:"];
 
-/// Text of a message that the allocator writes before its dump. `None` if the line is no message.
+/// Returns the text of a message that the allocator wrote before its dump. `None` if the line is no message.
 fn strip_message_prefix(line: &[u8]) -> Option<&[u8]> {
     MESSAGE_PREFIXES
         .iter()
@@ -57,7 +57,7 @@ fn strip_message_prefix(line: &[u8]) -> Option<&[u8]> {
 }
 
 /// Returns whether the first bytes of a file are those of a heap dump in text.
-pub(crate) fn is_dump(magic: &[u8]) -> bool {
+pub(crate) fn starts_dump(magic: &[u8]) -> bool {
     let text = magic.trim_ascii_start();
     strip_message_prefix(text).is_some() || DUMP_STARTS.iter().any(|start| text.starts_with(start))
 }
@@ -66,7 +66,11 @@ pub(crate) fn is_dump(magic: &[u8]) -> bool {
 ///
 /// A complete file ends with a newline, and with its mappings if its system writes them; a truncated one is an error.
 /// With `force`, its readable part is read and the profile gets a warning. Another dump can only follow mappings.
-pub(crate) fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Vec<Profile>> {
+pub(crate) fn parse_dumps(
+    input: &mut dyn BufRead,
+    limits: &Limits,
+    force: bool,
+) -> Result<Vec<Profile>> {
     let mut profiles = Vec::new();
     let mut dump = DumpReader::new(limits);
     let ending = for_each_line(input, limits.line, |number, line| {
@@ -136,7 +140,7 @@ struct DumpReader<'a> {
     has_go_comments: bool,
     symbols: symbols::Symbols,
     checksum: checksum::DumpChecksum,
-    frames: frames::AddressReader,
+    addresses: address_reader::AddressReader,
     /// Pseudo frames of the last stack.
     marks: StackMarks,
     threads: v2::ThreadTotals,
@@ -164,14 +168,15 @@ impl<'a> DumpReader<'a> {
             has_go_comments: false,
             symbols: symbols::Symbols::default(),
             checksum: checksum::DumpChecksum::default(),
-            frames: frames::AddressReader::default(),
+            addresses: address_reader::AddressReader::default(),
             marks: StackMarks::default(),
             threads: v2::ThreadTotals::default(),
             contradictory_line: None,
         }
     }
 
-    /// Creates the reader of the dump that follows this one in the file. The limit of memory is that of the whole file.
+    /// Creates the reader of the dump that follows this one in the file. The memory budget goes on, because it is that
+    /// of the whole file.
     fn next_reader(&self) -> Self {
         Self {
             bytes_read: self.bytes_read,
@@ -188,12 +193,12 @@ impl<'a> DumpReader<'a> {
             // The checksum covers the dump from its header on, not the symbols that jeprof writes before it.
             self.checksum = checksum::DumpChecksum::default();
         }
-        self.checksum.add(line);
+        self.checksum.add_line(line);
         let line = line.trim_ascii_end();
         match self.section {
             DumpSection::Start => self.read_header(line),
             DumpSection::V2(expected) => self.read_v2_line(expected, line),
-            DumpSection::Legacy => self.read_legacy(line),
+            DumpSection::Legacy => self.read_legacy_line(line),
             DumpSection::Maps => self.read_mapping(line),
             DumpSection::Symbols => self.read_symbol(line),
             DumpSection::SymbolsEnd => self.read_header(line),
@@ -206,7 +211,7 @@ impl<'a> DumpReader<'a> {
     fn read_header(&mut self, line: &[u8]) -> Result<()> {
         if let Some(warning) = strip_message_prefix(line) {
             let warning = String::from_utf8_lossy(warning.trim_ascii());
-            self.spend(ProfileItem::Text(warning.len()))?;
+            self.charge_memory(ProfileItem::Text(warning.len()))?;
             self.writer_warnings
                 .extend((!warning.is_empty()).then(|| replace_unprintable(&warning).into_owned()));
             return Ok(());
@@ -228,7 +233,7 @@ impl<'a> DumpReader<'a> {
         Err(self.unexpected_error("'heap_v2/' or 'heap profile:'", line))
     }
 
-    /// Returns whether `line` starts the mappings, and enters their section if so.
+    /// Enters the section of the mappings if `line` is its header, and returns whether it is.
     fn enter_if_mappings(&mut self, line: &[u8]) -> bool {
         let starts = is_mappings_header(line);
         if starts {
@@ -244,7 +249,7 @@ impl<'a> DumpReader<'a> {
         let stacks = &mut self.profile.stacks;
         stacks.clear_pending();
         let previous = stacks.addresses().len();
-        self.marks = match self.frames.read(text, stacks) {
+        self.marks = match self.addresses.read_addresses(text, stacks) {
             Ok(marks) => marks,
             Err(token) => {
                 stacks.clear_pending();
@@ -255,7 +260,7 @@ impl<'a> DumpReader<'a> {
             }
         };
         for _ in previous..self.profile.stacks.addresses().len() {
-            self.spend(ProfileItem::Address)?;
+            self.charge_memory(ProfileItem::Address)?;
         }
         if self.profile.stacks.pending_depth() > self.limits.frames {
             return Err(Error::Limit {
@@ -280,9 +285,9 @@ impl<'a> DumpReader<'a> {
             self.profile.stacks.pending_depth(),
         );
         let stack = self.profile.stacks.finish_stack();
-        self.spend(ProfileItem::Sample)?;
+        self.charge_memory(ProfileItem::Sample)?;
         if self.profile.stacks.len() > previous {
-            self.spend(ProfileItem::Stack(depth))?;
+            self.charge_memory(ProfileItem::Stack(depth))?;
         }
         let index = self.profile.samples.len();
         self.code_history
@@ -299,14 +304,14 @@ impl<'a> DumpReader<'a> {
         Ok(())
     }
 
-    /// Counts memory for an item. Fails if the budget is exceeded.
-    fn spend(&mut self, part: ProfileItem) -> Result<()> {
-        self.budget.spend(part, self.bytes_read)
+    /// Counts the memory of an item. Fails if the budget is exceeded, which is in proportion to the input read so far.
+    fn charge_memory(&mut self, part: ProfileItem) -> Result<()> {
+        self.budget.charge(part, self.bytes_read)
     }
 
     /// Error for a text in the current line that is not as expected. It quotes the text.
     fn unexpected_error(&self, expected: &str, found: &[u8]) -> Error {
-        Error::line(
+        Error::malformed_line(
             "heap dump",
             self.line,
             format!("expected {expected}, found {}", Quoted(found)),
@@ -338,6 +343,7 @@ impl<'a> DumpReader<'a> {
                 .warnings
                 .push("the dump is damaged: its checksum differs".into());
         }
+        self.record_thread_contradiction(self.line + 1);
         if let Some(line) = self.contradictory_line {
             self.profile.warnings.push(format!(
                 "the values before line {line} are not those of their only thread: the dump is damaged"

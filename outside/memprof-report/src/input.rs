@@ -18,8 +18,8 @@ use crate::{heap, pprof};
 /// # Errors
 /// The input has no known format, is malformed, exceeds `limits`, is truncated and `force` is false, or holds the dumps
 /// of several processes.
-pub fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
-    let mut profiles = parse_all(input, limits, force)?;
+pub fn parse_profile(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Profile> {
+    let mut profiles = parse_profiles(input, limits, force)?;
     match (profiles.pop(), profiles.len()) {
         (Some(only), 0) => Ok(only),
         (_, others) => Err(Error::Usage(format!(
@@ -29,9 +29,9 @@ pub fn parse(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Pr
     }
 }
 
-/// Like [`parse`], for a file that may hold the dumps of several processes, one after the other. Returns at least one
-/// profile.
-pub(crate) fn parse_all(
+/// Like [`parse_profile`], for a file that may hold the dumps of several processes, one after the other. Returns at
+/// least one profile.
+pub(crate) fn parse_profiles(
     input: &mut dyn BufRead,
     limits: &Limits,
     force: bool,
@@ -106,12 +106,12 @@ fn parse_plain(
     limits: &Limits,
     force: bool,
 ) -> Result<Vec<Profile>> {
-    let result = match heap::is_dump(magic) {
-        true => heap::parse(input, limits, force),
+    let result = match heap::starts_dump(magic) {
+        true => heap::parse_dumps(input, limits, force),
         false => parse_pprof(magic, input, limits, force).map(|profile| vec![profile]),
     };
     match result {
-        Err(Error::Io { source, .. }) if is_limit_error(&source) => Err(Error::Limit {
+        Err(Error::Io { source, .. }) if is_bomb_error(&source) => Err(Error::Limit {
             what: "decompressed bytes per compressed byte",
             limit: limits.ratio,
         }),
@@ -139,7 +139,7 @@ fn parse_pprof(
     let mut scan = pprof::FieldScan::default();
     loop {
         let chunk = input.fill_buf();
-        let chunk = chunk.map_err(Error::io("read the pprof profile"))?;
+        let chunk = chunk.map_err(Error::failed_to("read the pprof profile"))?;
         if chunk.is_empty() {
             break;
         }
@@ -154,7 +154,7 @@ fn parse_pprof(
     let complete = &bytes[..scan.scanned_bytes()];
     let missing = bytes.len() - complete.len();
     match (missing, force) {
-        (0, _) if scan.has_strings() => pprof::parse(complete, limits),
+        (0, _) if scan.has_strings() => pprof::parse_uncompressed(complete, limits),
         // Every profile has strings, but a truncated one may lack them.
         (0, _) => Err(unrecognised()),
         _ if !scan.is_likely_profile() => Err(unrecognised()),
@@ -162,8 +162,9 @@ fn parse_pprof(
             problem: format!("its last field, after {} bytes, has no end", complete.len()),
         }),
         (_, true) => {
-            let mut profile = pprof::parse(complete, limits).map_err(|error| match error {
-                Error::Pprof { problem } => Error::pprof(format!(
+            let profile = pprof::parse_uncompressed(complete, limits);
+            let mut profile = profile.map_err(|error| match error {
+                Error::Pprof { problem } => Error::malformed_pprof(format!(
                     "it is cut off after {} bytes, and what is there does not suffice: {problem}",
                     bytes.len()
                 )),
@@ -301,7 +302,8 @@ impl<R: Read> Read for DamagedGzipReader<'_, R> {
     }
 }
 
-/// Returns whether [`BombGuard`] caused an error. An error of the system has no inner error.
-fn is_limit_error(error: &io::Error) -> bool {
+/// Returns whether an error is that of [`BombGuard`]: unlike an error of the system of that kind, it has an inner
+/// error.
+fn is_bomb_error(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::QuotaExceeded && error.get_ref().is_some()
 }

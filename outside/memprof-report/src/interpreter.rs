@@ -54,9 +54,9 @@ const OBJECT_FILE: &str = "<object>";
 /// Most types in the note.
 const MAX_TYPES: usize = 5;
 
-/// Note on Python's objects of up to 512 bytes: their share of the total, and that of the `MAX_TYPES` largest types.
-/// `None` if the profile has none.
-fn small_objects_by_type(named: &SymbolizedProfile, sample_type: SampleType) -> Option<String> {
+/// Returns a note on Python's objects of up to 512 bytes: their share of the total, and those of the `MAX_TYPES` types
+/// with most. `None` if they hold nothing.
+fn small_objects_note(named: &SymbolizedProfile, sample_type: SampleType) -> Option<String> {
     let names = &named.names;
     let mut by_type = HashMap::<&str, i128>::new();
     let mut total = 0_i128;
@@ -109,13 +109,13 @@ pub(crate) fn interpreter_advice(
     let profile = &named.profile;
     if named.names.has_managed() {
         return match named.names.has_objects_line {
-            true => small_objects_by_type(named, sample_type),
+            true => small_objects_note(named, sample_type),
             false => Some(SMALL_OBJECTS.to_owned()),
         };
     }
     let (file, advice) = profile.mappings.iter().find_map(|mapping| {
         let file = mapping.file_name();
-        Some((file, advice_for(file)?))
+        Some((file, advice_for_file(file)?))
     })?;
     // HotSpot's functions are a library's. What Java code called has a frame of a method, if that has a name.
     if library_stem(file) == JVM {
@@ -136,8 +136,8 @@ pub(crate) fn interpreter_advice(
     (share >= MIN_SHARE_PERCENT).then(|| advice_text(share, file, advice))
 }
 
-/// Formats advice: the share of the total that ends in an interpreter, in percent, and the interpreter's file come
-/// first.
+/// Formats advice after the reason for it: the share of the total that ends in an interpreter, in percent, and the
+/// interpreter's file.
 fn advice_text(share: f64, file: &str, advice: &str) -> String {
     format!("{share:.0} % ends in {file}: {advice}")
 }
@@ -174,7 +174,7 @@ fn is_named_java_method(named: &SymbolizedProfile, id: AddressId) -> bool {
 
 /// Returns advice on how to see the functions of the program that an interpreter runs. `None` if `file` is no known
 /// interpreter.
-fn advice_for(file: &str) -> Option<&'static str> {
+fn advice_for_file(file: &str) -> Option<&'static str> {
     let stem = library_stem(file);
     INTERPRETERS
         .iter()
@@ -184,17 +184,18 @@ fn advice_for(file: &str) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::advice_for;
+    use super::advice_for_file;
 
     #[test]
     fn interpreter_has_advice() {
-        let python = advice_for("python3.11").unwrap();
+        let python = advice_for_file("python3.11").unwrap();
         assert!(python.contains("tracemalloc") && python.contains("PYTHONMALLOC=malloc"));
         assert!(
-            advice_for("libnode.so.108").is_some_and(|advice| advice.contains("--heapsnapshot"))
+            advice_for_file("libnode.so.108")
+                .is_some_and(|advice| advice.contains("--heapsnapshot"))
         );
-        assert!(advice_for("libjvm.so").is_some_and(|advice| advice.contains("perfmap")));
-        assert_eq!(advice_for("redis-server"), None);
-        assert_eq!(advice_for("node_exporter"), None);
+        assert!(advice_for_file("libjvm.so").is_some_and(|advice| advice.contains("perfmap")));
+        assert_eq!(advice_for_file("redis-server"), None);
+        assert_eq!(advice_for_file("node_exporter"), None);
     }
 }

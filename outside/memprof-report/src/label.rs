@@ -27,10 +27,10 @@ pub(crate) struct LabelId(NonZeroU32);
 
 impl LabelId {
     /// Stands for all sets that had no free cell in the process's table.
-    const OTHER: Option<Self> = Self::new(0);
+    const OTHER: Option<Self> = Self::from_number(0);
 
-    /// Converts a number to an id. `None` for the largest number, which no set has.
-    pub(crate) const fn new(number: u32) -> Option<Self> {
+    /// Converts the number of a set to an id. `None` for `u32::MAX`, which no set has: its complement is 0.
+    pub(crate) const fn from_number(number: u32) -> Option<Self> {
         match NonZeroU32::new(!number) {
             Some(complement) => Some(Self(complement)),
             None => None,
@@ -39,14 +39,13 @@ impl LabelId {
 
     /// Number of the set in the dump.
     pub(crate) fn number(self) -> u32 {
-        // Stored inverted: the number 0 fits into a `NonZero`.
         !self.0.get()
     }
 
     /// Decodes the id in bits 1 to 32 of a pseudo frame, whose kind is in bits 40 to 63. `None` if `frame` is an
     /// address or another pseudo frame.
     pub(crate) fn from_frame(frame: u64) -> Option<Self> {
-        Self::new((frame >> 1) as u32).filter(|_| frame >> 40 == PSEUDO_FRAME_KIND)
+        Self::from_number((frame >> 1) as u32).filter(|_| frame >> 40 == PSEUDO_FRAME_KIND)
     }
 }
 
@@ -83,7 +82,7 @@ impl SetLabel {
         }
     }
 
-    /// Returns whether `value` is the label's: as reports show it, or the number without its unit.
+    /// Returns whether the label has that value, as reports show it, or as its number without the unit.
     fn has_value(&self, value: &str) -> bool {
         let number = self.number.as_ref();
         &*self.text == value || number.is_some_and(|(number, _)| number.to_string() == value)
@@ -101,18 +100,22 @@ pub(crate) struct Labels {
 impl Labels {
     /// Reads the keys of a line `# labels: KEY,…`.
     pub(crate) fn read_keys(&mut self, text: &str) {
-        self.keys = text.split(',').map(decode).collect();
+        self.keys = text.split(',').map(decode_printable).collect();
     }
 
     /// Reads a line `ID KEY=VALUE …`; ignores words that are not labels, and a line without a valid id.
     pub(crate) fn read_set(&mut self, text: &str) {
         let mut words = text.split(' ');
-        let Some(id) = words.next().and_then(|id| LabelId::new(id.parse().ok()?)) else {
+        let Some(id) = words
+            .next()
+            .and_then(|id| LabelId::from_number(id.parse().ok()?))
+        else {
             return;
         };
         let labels = words.filter_map(|word| word.split_once('='));
-        let labels = labels
-            .map(|(key, value)| SetLabel::with_text(decode(key).into(), decode(value).into()));
+        let labels = labels.map(|(key, value)| {
+            SetLabel::with_text(decode_printable(key).into(), decode_printable(value).into())
+        });
         self.sets.insert(id, labels.collect());
     }
 
@@ -121,19 +124,20 @@ impl Labels {
         self.keys.push(key.to_owned());
     }
 
-    /// Adds a set with an id of its own. `None` if it has no label, or there are no more ids.
+    /// Adds a set, and returns its id: the next number, from 1. `None` if it has no label, or there are no more ids.
+    /// Not to be mixed with [`read_set`](Self::read_set), whose ids the dump gives.
     pub(crate) fn add_set(&mut self, labels: Vec<SetLabel>) -> Option<LabelId> {
         if labels.is_empty() {
             return None;
         }
-        // 0 is the id of [`LabelId::OTHER`].
-        let id = LabelId::new(u32::try_from(self.sets.len() + 1).ok()?)?;
+        // The number 0 is that of `LabelId::OTHER`.
+        let id = LabelId::from_number(u32::try_from(self.sets.len() + 1).ok()?)?;
         self.sets.insert(id, labels);
         Some(id)
     }
 
-    /// Adds the keys and sets of another process's profile. Returns the new ids of its sets; those without a label, or
-    /// for which no id is left, have none.
+    /// Adds the keys and sets of another process's profile. Returns the new id of each of its sets by the old one,
+    /// without sets that have no label, or for which no id is left.
     pub(crate) fn merge(&mut self, other: Self) -> HashMap<LabelId, LabelId> {
         for key in other.keys {
             if !self.keys.contains(&key) {
@@ -191,8 +195,8 @@ impl Labels {
         }
     }
 
-    /// Returns whether a sample with the set `id`, or without labels if it is `None`, has the label: as
-    /// [`value`](Self::value) shows it, or as one of several of its key.
+    /// Returns whether a sample with the set `id` (`None`: without labels) has the label: its value is what
+    /// [`value`](Self::value) shows for the key, or one of several values of the key.
     pub(crate) fn matches(&self, id: Option<LabelId>, label: &Label) -> bool {
         let mut labels = id
             .into_iter()
@@ -261,8 +265,8 @@ impl std::str::FromStr for Label {
     }
 }
 
-/// Decodes percent-encoding, such as `%20`, and replaces unprintable characters.
-fn decode(word: &str) -> String {
+/// Decodes percent-encoding, such as `%20`, and replaces characters that must not be sent to a terminal.
+fn decode_printable(word: &str) -> String {
     replace_unprintable(&percent_decode_str(word).decode_utf8_lossy()).into_owned()
 }
 
@@ -272,7 +276,8 @@ mod tests {
 
     #[test]
     fn unprintable_characters_are_replaced() {
-        let check = |word: &str, expected: &str| assert_eq!(decode(word), expected, "{word}");
+        let check =
+            |word: &str, expected: &str| assert_eq!(decode_printable(word), expected, "{word}");
         check("a%20b%3dc", "a b=c");
         check("%", "%");
         check("%2", "%2");
@@ -292,7 +297,10 @@ mod tests {
         labels.read_set("8 nonsense");
         labels.read_set("junk route=/y");
         let check = |id: Option<u32>, key, expected| {
-            assert_eq!(labels.value(id.and_then(LabelId::new), key), expected);
+            assert_eq!(
+                labels.value(id.and_then(LabelId::from_number), key),
+                expected
+            );
         };
         check(Some(7), "route", "/x");
         check(Some(7), "a b", "1");

@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::confidence::Confidence;
 use crate::error::Result;
-use crate::input::parse;
+use crate::input::parse_profile;
 use crate::label::{Label, OTHER};
 use crate::limits::Limits;
 use crate::profile::{Profile, SampleType};
 use crate::unsample::unsample;
 
-/// Keeps the samples with that label. Fails if the profile has no such key.
+/// Removes the samples without that label. Fails if the profile has no labels with that key.
 pub(crate) fn filter_by_label(profile: &mut Profile, label: &Label) -> Result<()> {
     let labels = &profile.labels;
     labels.require_key(&label.key, profile.value_types.is_none())?;
@@ -72,8 +72,8 @@ pub struct LabelUsage {
     pub bytes: i64,
 }
 
-/// Returns the bytes in use by label: for each key the `max` values with most bytes, and one entry `[other]` for the
-/// rest. Empty if the samples have no labels.
+/// Reads a profile, and returns its bytes in use by label: for each key the `max` values with most bytes, and one entry
+/// `[other]` for the rest. Empty if the samples have no labels.
 ///
 /// # Errors
 /// The profile cannot be read or exceeds `limits`, or its sum overflows.
@@ -82,7 +82,7 @@ pub fn usage_by_label(
     limits: &Limits,
     max: usize,
 ) -> Result<Vec<LabelUsage>> {
-    let mut profile = parse(input, limits, false)?;
+    let mut profile = parse_profile(input, limits, false)?;
     unsample(&mut profile)?;
     let mut usages = Vec::new();
     for key in profile.labels.keys() {

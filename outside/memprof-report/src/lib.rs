@@ -6,7 +6,7 @@
 //! except through [`Sources`]. Dumps are treated as hostile input: see [`Limits`] and [`Error`].
 //!
 //! ```
-//! use memprof_report::{Input, Options, report};
+//! use memprof_report::{Input, Options, write_report};
 //!
 //! let dump = "heap_v2/524288\n  t*: 1: 4096 [0: 0]\n@ 0x401136 0x401152\n  t*: 1: 4096 [0: 0]\n\n\
 //!             MAPPED_LIBRARIES:\n00401000-00402000 r-xp 00001000 00:00 0 /usr/bin/shop\n";
@@ -14,7 +14,7 @@
 //! let input = Input { name: "shop.heap", bytes: &mut bytes };
 //! let mut table = Vec::new();
 //! // Without sources of symbols, functions are shown as offsets.
-//! let notes = report(input, None, &[], &Options::default(), &|_, _| {}, &mut table)?;
+//! let notes = write_report(input, None, &[], &Options::default(), &|_, _| {}, &mut table)?;
 //! notes.iter().for_each(|note| eprintln!("{note}"));
 //! // The call instruction precedes the return address of a frame.
 //! assert!(String::from_utf8_lossy(&table).contains("shop+0x1135"));
@@ -84,8 +84,8 @@ pub use demangle::demangle;
 pub use error::{Error, ErrorKind, Result};
 pub use filter::{Filter, compile_pattern, drop_memprof_stacks};
 pub use fold::{Folded, FoldedStack, FoldedStacks, Granularity, StackCursor};
-pub use heap::{export, write_tcmalloc};
-pub use input::parse;
+pub use heap::{export_dump, write_tcmalloc};
+pub use input::parse_profile;
 pub use label::Label;
 pub use label_shares::{LabelUsage, usage_by_label};
 pub use limits::Limits;
@@ -101,7 +101,7 @@ pub use render::{
     Cells, Column, FLAMEGRAPH_POLICY, Outline, OutlinePage, POLICY, RenderInput, VIEWER,
     format_amount, render,
 };
-pub use report::{Input, join_notes, read, report};
+pub use report::{Input, join_notes, read_profile, write_report};
 pub use stacks::{AddressId, StackId, Stacks};
 pub use steady_growth::{SteadyStack, SteadyStacks, find_steady_growth};
 pub use symbolize::{LimitedFile, Progress, Sources, symbolize};

@@ -105,13 +105,14 @@ impl ParseBudget {
         }
     }
 
-    /// Counts an item after `bytes_read` bytes of the input were read. Fails if the limit is exceeded.
-    pub(crate) fn spend(&mut self, item: ProfileItem, bytes_read: u64) -> Result<()> {
-        self.spend_all(item, 1, bytes_read)
+    /// Counts the memory of an item. Fails if the limit is exceeded, which is in proportion to the `bytes_read` of the
+    /// input so far.
+    pub(crate) fn charge(&mut self, item: ProfileItem, bytes_read: u64) -> Result<()> {
+        self.charge_all(item, 1, bytes_read)
     }
 
-    /// Counts `count` items as [`spend`](Self::spend) does.
-    pub(crate) fn spend_all(
+    /// Counts `count` items as [`charge`](Self::charge) does.
+    pub(crate) fn charge_all(
         &mut self,
         item: ProfileItem,
         count: usize,
@@ -152,7 +153,7 @@ impl Default for MemoryLeft {
 }
 
 impl MemoryLeft {
-    /// Counts `bytes` more. Fails if the limit is exceeded.
+    /// Counts `bytes` more of memory that the report uses. Fails if the limit is exceeded.
     pub(crate) fn charge(&mut self, bytes: u64) -> Result<()> {
         self.spent = self.spent.saturating_add(bytes);
         match self.spent > self.limit {

@@ -24,7 +24,9 @@ pub(crate) fn for_each_line(
     let mut number = 0;
     let mut partial: Vec<u8> = Vec::new();
     loop {
-        let buffer = input.fill_buf().map_err(Error::io("read the heap dump"))?;
+        let buffer = input
+            .fill_buf()
+            .map_err(Error::failed_to("read the heap dump"))?;
         if buffer.is_empty() {
             return Ok(if partial.is_empty() {
                 InputEnd::Complete
@@ -53,7 +55,7 @@ pub(crate) fn for_each_line(
     }
 }
 
-/// Fails if a line is longer than `max_len` bytes.
+/// Fails if the `length` of a line exceeds `max_len`; both in bytes.
 fn require_length(max_len: usize, length: usize) -> Result<()> {
     if length <= max_len {
         return Ok(());

@@ -4,7 +4,8 @@ use crate::profile::{Mapping, Profile};
 
 impl Profile {
     /// Returns the first mapping of the main program's file: the file that the profile names; else the first one with
-    /// code that is no library by its name; else the first one. `None` if no file is mapped.
+    /// code that is no library by its name; else the first one with code; else the first one. `None` if no file is
+    /// mapped.
     pub fn main_file(&self) -> Option<&Mapping> {
         let files = || self.mappings.iter().filter(|mapping| mapping.is_file());
         let code = || files().filter(|mapping| mapping.executable);

@@ -86,9 +86,9 @@ impl ManagedNames {
             .and_then(|digits| u64::from_str_radix(digits, 16).ok());
         if let Some(word) = word.filter(|word| is_managed(*word)) {
             let name = ManagedName {
-                language: decode(language),
-                function: decode(function),
-                file: decode(file),
+                language: decode_percent(language),
+                function: decode_percent(function),
+                file: decode_percent(file),
                 line: line.parse().unwrap_or(0),
             };
             self.names.insert(word, name);
@@ -103,9 +103,9 @@ impl ManagedNames {
         };
         if let [language, version, path] = text.split(' ').collect::<Vec<_>>()[..] {
             self.interpreters.push(Interpreter {
-                language: decode(language),
-                version: decode(version),
-                path: decode(path),
+                language: decode_percent(language),
+                version: decode_percent(version),
+                path: decode_percent(path),
                 off_because: off,
             });
         }
@@ -120,8 +120,8 @@ impl ManagedNames {
             .map(|(_, reason)| reason.to_owned());
     }
 
-    /// Note on Python's small objects, which are not in the profile, with the reason. `None` if the dump gives no such
-    /// reason.
+    /// Returns a note that Python's small objects are not in the profile, with the reason. `None` if the dump gives no
+    /// reason: it has them, or says nothing of them.
     pub(crate) fn objects_note(&self) -> Option<String> {
         self.objects_off_because.as_ref().map(|reason| {
             format!(
@@ -131,8 +131,8 @@ impl ManagedNames {
         })
     }
 
-    /// Notes on interpreters whose program's functions are in no stack.
-    pub(crate) fn notes(&self) -> impl Iterator<Item = String> {
+    /// Returns a note, with the reason, for each interpreter whose program's functions are in no stack.
+    pub(crate) fn interpreter_notes(&self) -> impl Iterator<Item = String> {
         self.interpreters.iter().filter_map(|interpreter| {
             let Interpreter {
                 language,
@@ -149,7 +149,7 @@ impl ManagedNames {
 }
 
 /// Decodes percent-encoding, such as `%20`. Invalid UTF-8 is replaced.
-fn decode(word: &str) -> String {
+fn decode_percent(word: &str) -> String {
     percent_decode_str(word).decode_utf8_lossy().into_owned()
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn is_managed(frame: u64) -> bool {
     frame >> 40 == MANAGED
 }
 
-/// Returns whether a word of a stack's text is a managed word.
+/// Returns whether a word of a stack's text has the prefix and the length of a managed word.
 pub(crate) fn is_managed_text(word: &[u8]) -> bool {
     /// Hex digits below the kind.
     const DIGITS: usize = 10;
@@ -167,13 +167,14 @@ pub(crate) fn is_managed_text(word: &[u8]) -> bool {
 
 /// Splits the text of a stack into its native words and a list of the managed ones, such as `1:7,1:9,4:2`: the number
 /// of addresses before each, and its id.
-pub(crate) fn split_managed(stack: &[u8]) -> (Vec<u8>, String) {
+pub(crate) fn split_managed_words(stack: &[u8]) -> (Vec<u8>, String) {
     let mut native = Vec::new();
     let mut managed = Vec::new();
     let mut addresses = 0;
     for word in stack.split(|byte| *byte == b' ') {
         if is_managed_text(word) {
             let digits = word.get(MANAGED_PREFIX.len()..).unwrap_or_default();
+            // The id is in bits 1 to 32 of a managed word.
             let low = u64::from_str_radix(&String::from_utf8_lossy(digits), 16);
             managed.push(format!("{addresses}:{}", low.unwrap_or(0) >> 1));
         } else {
@@ -209,10 +210,10 @@ mod tests {
         for line in ["", "python", "python 3.14.0"] {
             names.read_language(line);
         }
-        assert_eq!(names.notes().count(), 0);
+        assert_eq!(names.interpreter_notes().count(), 0);
         names.read_language("python 3.14.0 /usr/bin/python3.14 off: its layout is unknown");
         let note = "functions of python 3.14.0 (/usr/bin/python3.14) are in no stack: its layout is unknown";
-        assert_eq!(names.notes().collect::<Vec<_>>(), [note]);
+        assert_eq!(names.interpreter_notes().collect::<Vec<_>>(), [note]);
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub(crate) fn restore_managed_words(comment: &str, profile: &mut Profile) -> usi
 
 /// Names the managed words of a profile, and adds notes on its interpreters to its warnings. If only native code is
 /// `shown`, removes the managed words from the stacks.
-pub(crate) fn name_frames(profile: &mut Profile, names: &mut Names, shown: StackFrames) {
+pub(crate) fn name_managed_frames(profile: &mut Profile, names: &mut Names, shown: StackFrames) {
     let managed = std::mem::take(&mut profile.stacks.managed);
     let addresses = profile.stacks.addresses().iter().enumerate();
     let words = addresses
@@ -57,6 +57,7 @@ pub(crate) fn name_frames(profile: &mut Profile, names: &mut Names, shown: Stack
         .filter(|(_, word)| is_managed(*word));
     for (id, word) in words.collect::<Vec<_>>() {
         let name = managed.names.get(&word);
+        // The id is in bits 1 to 32 of a managed word.
         let function = match (word >> 1 & 0xffff_ffff, name) {
             (_, Some(name)) => name.function.as_str(),
             (OTHER, None) => "(more Python functions)",
@@ -74,7 +75,7 @@ pub(crate) fn name_frames(profile: &mut Profile, names: &mut Names, shown: Stack
         let language = names.strings.intern(language);
         names.set_managed(id, frame, language);
     }
-    let notes: Vec<String> = managed.notes().collect();
+    let notes: Vec<String> = managed.interpreter_notes().collect();
     profile.warnings.extend(notes);
     profile.warnings.extend(managed.objects_note());
     names.has_objects_line = managed.has_objects_line;

@@ -1,7 +1,7 @@
 //! Names of modules, for places that have no symbol: the end of a path, as long as distinguishes the module from others
 //! of its file name in a profile and in its base.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::names::Names;
 use crate::profile::{Address, Mapping, Profile};
@@ -20,6 +20,8 @@ pub(crate) struct ModuleNames {
     build_ids: HashMap<String, BTreeSet<String>>,
     /// Whether there are places in several regions of memory without a file.
     has_several_regions: bool,
+    /// Names of memory, such as `[anon:jit]`, that several regions with places in one profile have.
+    shared_names: HashSet<String>,
 }
 
 impl ModuleNames {
@@ -28,7 +30,10 @@ impl ModuleNames {
     pub(crate) fn new<'a>(profiles: impl IntoIterator<Item = (&'a Profile, &'a Names)>) -> Self {
         let mut build_ids: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         let mut regions: BTreeSet<Address> = BTreeSet::new();
+        let mut shared_names: HashSet<String> = HashSet::new();
         for (profile, names) in profiles {
+            // By name: start of the first region.
+            let mut named_regions: HashMap<&str, Address> = HashMap::new();
             let mut is_unnamed = vec![false; profile.mappings.len()];
             for id in (0..profile.stacks.addresses().len() as u32).map(AddressId) {
                 if let (true, Some(mapping)) =
@@ -41,6 +46,12 @@ impl ModuleNames {
             for (mapping, _) in used.filter(|(_, is_unnamed)| *is_unnamed) {
                 match mapping.has_name() {
                     true => {
+                        if mapping.may_share_name() {
+                            let first = named_regions.entry(&mapping.path).or_insert(mapping.start);
+                            if *first != mapping.start {
+                                shared_names.insert(mapping.path.clone());
+                            }
+                        }
                         let known = build_ids.entry(&mapping.path).or_default();
                         known.extend(mapping.build_id.as_deref());
                     }
@@ -60,10 +71,12 @@ impl ModuleNames {
                 })
                 .collect(),
             has_several_regions: regions.len() > 1,
+            shared_names,
         }
     }
 
-    /// Names the file to which `link` leads by the link's name, by which the program was started.
+    /// Replaces the name of the program's file by that of the `link` by which the program was started. Does nothing if
+    /// no place in that file lacks a symbol.
     pub(crate) fn rename_by_link(&mut self, link: &ProgramLink) {
         if let Some(name) = self.paths.get_mut(&link.path) {
             name.clone_from(&link.name);
@@ -73,14 +86,14 @@ impl ModuleNames {
     /// Returns the name of a place without a symbol: its module and the offset of `call` in the module. Unloaded code
     /// has its module only. A call outside of its mapping has its address instead of the offset. Memory without a name
     /// is `[jit]` if it is executable, else `[anonymous]`, with the address of the call if the profiles have several
-    /// such regions.
+    /// such regions. The same holds for memory whose name, such as `/memfd:jit`, several regions have.
     ///
     /// Without a mapping, the name is the address of the call, or `[unknown]` if that is 0.
     pub(crate) fn place_name(&self, mapping: Option<&Mapping>, call: Address) -> String {
         match mapping {
             None if call.0 == 0 => "[unknown]".to_owned(),
             None => call.to_string(),
-            // Its file is not mapped any more, so an offset would mean nothing.
+            // The file of unloaded code is not mapped any more, so an offset would mean nothing.
             Some(mapping) if mapping.is_unloaded() => match mapping.is_file() {
                 true => format!("[unloaded {}]", self.module_name(mapping)),
                 false => mapping.path.clone(),
@@ -88,7 +101,8 @@ impl ModuleNames {
             Some(mapping) if mapping.has_name() => {
                 let module = self.module_name(mapping);
                 match mapping.contains(call) {
-                    true => format!("{module}+{:#x}", mapping.normalize(call).0),
+                    true if self.shared_names.contains(&mapping.path) => format!("{module} {call}"),
+                    true => format!("{module}+{:#x}", mapping.file_offset(call).0),
                     false => format!("{call} in {module}"),
                 }
             }
@@ -133,6 +147,13 @@ impl Mapping {
     fn has_name(&self) -> bool {
         !self.path.is_empty() && !self.path.starts_with("//")
     }
+
+    /// Returns whether memory with other contents may have the same name, as `[anon:jit]` and `/memfd:jit (deleted)`;
+    /// false for a file and for the kernel's code, `[vdso]`.
+    fn may_share_name(&self) -> bool {
+        let is_kernel_code = matches!(self.path.as_str(), "[vdso]" | "[vsyscall]");
+        !is_kernel_code && (!self.is_file() || self.is_memory_by_name())
+    }
 }
 
 /// Returns the shortest name of each path: the fewest last components that no other path ends in.
@@ -175,7 +196,7 @@ fn separator_of(path: &str) -> char {
     }
 }
 
-/// Returns the last `count` components of a path, all of it if it has fewer.
+/// Returns the last `count` components of a path, at least 1; the whole path if it has no more.
 fn last_components(path: &str, count: usize) -> &str {
     let mut separators = path.rmatch_indices(separator_of(path));
     let before = separators.nth(count - 1);
@@ -257,6 +278,21 @@ mod tests {
             &[mapping(0x1000, "", None), mapping(0x9000, "//anon", None)],
             &["[jit] 0x1010", "[jit] 0x9010"],
         );
+        for name in [
+            "[anon:jit]",
+            "/memfd:jit (deleted)",
+            "/dev/zero (deleted)",
+            "/SYSV00000000 (deleted)",
+        ] {
+            let [first, second] = [mapping(0x1000, name, None), mapping(0x9000, name, None)];
+            let found = places(&[first.clone(), second]);
+            assert!(
+                found[0].ends_with(" 0x1010") && found[1].ends_with(" 0x9010"),
+                "{found:?}"
+            );
+            let alone = places(&[first]);
+            assert!(alone[0].ends_with("+0x10"), "{alone:?}");
+        }
         // Two segments of a file are one module.
         check(
             &[

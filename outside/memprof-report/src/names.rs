@@ -37,7 +37,7 @@ impl Strings {
         }
     }
 
-    /// Id of a printable string; `None` if it is not in the table.
+    /// Returns the id of a printable string; `None` if it is not in the table.
     fn find(&self, string: &str) -> Option<StringId> {
         let is_equal = |id: &StringId| self.get(*id) == string;
         self.ids
@@ -89,7 +89,8 @@ pub(crate) fn replace_unprintable(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Control characters of C0, C1 and text direction, and noncharacters.
+/// Returns whether a character is a control character (C0, C1, or of text direction), a separator of lines or
+/// paragraphs, or one of the noncharacters U+FFFE and U+FFFF.
 fn is_unprintable(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200e}' | '\u{200f}' | '\u{061c}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

@@ -3,7 +3,9 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
-use crate::demangle::{Language, demangle_clone, demangle_with_parameters, has_more_than_name};
+use crate::demangle::{
+    Language, demangle_clone, demangle_with_parameters, may_have_parameters_or_suffix,
+};
 use crate::names::{Frame, Names, StringId};
 use crate::stacks::AddressId;
 use crate::symbolized_profile::SymbolizedProfile;
@@ -69,12 +71,12 @@ impl<'p> FunctionNames<'p> {
         }
     }
 
-    /// Returns the name of a frame's function. An overload's name has its parameters. With `flat`, the name of any
-    /// function with a symbol has them, and its clone suffix.
+    /// Returns the name of a frame's function for reports. An overload's name has its parameters. If `is_flat` is set,
+    /// the name of any function with a symbol has them, and its clone suffix.
     pub(crate) fn name(&mut self, frame: &Frame) -> Cow<'_, str> {
         let function = self.names.strings.get(frame.function);
         let linkage = frame.linkage.filter(|linkage| match self.is_flat {
-            true => has_more_than_name(self.names.strings.get(*linkage)),
+            true => may_have_parameters_or_suffix(self.names.strings.get(*linkage)),
             false => self.overloads.0.contains(function),
         });
         let Some(linkage) = linkage else {

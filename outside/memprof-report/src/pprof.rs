@@ -3,6 +3,7 @@
 //! Messages are read in place, table by table: decoded as a whole, an empty message of two bytes would use fifty
 //! bytes of memory.
 
+mod dropped_frames;
 mod mappings;
 mod origin;
 pub(crate) mod proto;
@@ -33,6 +34,8 @@ mod tag {
     pub(super) const LOCATION: u64 = 4;
     pub(super) const FUNCTION: u64 = 5;
     pub(super) const STRING: u64 = 6;
+    pub(super) const DROP_FRAMES: u64 = 7;
+    pub(super) const KEEP_FRAMES: u64 = 8;
     pub(super) const TIME: u64 = 9;
     pub(super) const DURATION: u64 = 10;
     pub(super) const PERIOD_TYPE: u64 = 11;
@@ -42,7 +45,7 @@ mod tag {
 
 /// Reads an uncompressed `profile.proto`. Its values need no scaling by the sample interval. Fails if it is malformed,
 /// has no sample type, or exceeds `limits`.
-pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
+pub(crate) fn parse_uncompressed(bytes: &[u8], limits: &Limits) -> Result<Profile> {
     let mut reader = Reader {
         bytes,
         limits,
@@ -50,25 +53,26 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
         strings: Vec::new(),
         functions: Vec::new(),
     };
-    reader.spend(ProfileItem::Input(bytes.len()))?;
+    reader.charge_memory(ProfileItem::Input(bytes.len()))?;
     let mut sample_types: Vec<proto::ValueType> = Vec::new();
     let mut sample_count = 0;
     let mut mappings = Vec::new();
     let (mut period, mut period_type) = (0, None);
     let mut header = PprofHeader::default();
     let mut comments: Vec<u64> = Vec::new();
+    let (mut drop_frames, mut keep_frames) = (0, 0);
     for field in Fields(bytes) {
         let (tag, value) = field?;
         match tag {
             tag::SAMPLE_TYPE => {
                 sample_types.push(decode_message(value)?);
-                reader.spend(ProfileItem::Entry)?;
+                reader.charge_memory(ProfileItem::Entry)?;
             }
             tag::SAMPLE => sample_count += 1,
             tag::STRING => reader.add_string(value)?,
             tag::FUNCTION => {
                 reader.functions.push(decode_message(value)?);
-                reader.spend(ProfileItem::Entry)?;
+                reader.charge_memory(ProfileItem::Entry)?;
             }
             tag::MAPPING if mappings.len() == limits.mappings => {
                 return Err(Error::Limit {
@@ -79,11 +83,13 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
             tag::MAPPING => mappings.push(decode_message(value)?),
             tag::PERIOD => period = value.number()?,
             tag::PERIOD_TYPE => period_type = Some(decode_message(value)?),
+            tag::DROP_FRAMES => drop_frames = value.number()?.cast_signed(),
+            tag::KEEP_FRAMES => keep_frames = value.number()?.cast_signed(),
             tag::TIME => header.time_nanos = value.number()?.cast_signed(),
             tag::DURATION => header.duration_nanos = value.number()?.cast_signed(),
             tag::COMMENT => value.for_each_number(|index| {
                 comments.push(index);
-                reader.spend(ProfileItem::Entry)
+                reader.charge_memory(ProfileItem::Entry)
             })?,
             _ => {}
         }
@@ -94,13 +100,15 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
     let mut neighbours = reader.functions.windows(2);
     if let Some(pair) = neighbours.find(|pair| pair[0].id == pair[1].id) {
         let id = pair[0].id;
-        return Err(Error::pprof(format!("there are two functions {id}")));
+        return Err(Error::malformed_pprof(format!(
+            "there are two functions {id}"
+        )));
     }
     let (mut types, columns) = reader.arrange_value_types(&sample_types)?;
-    reader.require_samples(sample_count, &types)?;
+    reader.charge_samples(sample_count, &types)?;
     for index in comments {
         let comment = reader.printable_string(index.cast_signed())?;
-        reader.spend(ProfileItem::Text(comment.len()))?;
+        reader.charge_memory(ProfileItem::Text(comment.len()))?;
         header.comments.push(comment);
     }
     let program = reader.main_program(&mappings)?;
@@ -122,13 +130,21 @@ pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Profile> {
     profile.samples.reserve_exact(sample_count);
     types.reserve_rows(sample_count);
     reader.read_samples(&mut profile, types, &columns, &locations)?;
+    if drop_frames != 0 {
+        let keep = match keep_frames {
+            0 => "".into(),
+            keep => reader.string_at(keep)?,
+        };
+        profile.drop_frames(&reader.string_at(drop_frames)?, &keep);
+    }
     profile.warnings.extend(reader.not_utf8_note());
     profile.memory_left = reader.budget.memory_left(bytes.len() as u64);
     Ok(profile)
 }
 
-/// Text of a string; bytes that are not UTF-8 become `\xNN`, so that different strings stay apart.
-fn to_text(string: &[u8]) -> Cow<'_, str> {
+/// Converts a string of the profile to text; bytes that are not UTF-8 become `\xNN`, so that different strings stay
+/// apart.
+fn to_utf8_text(string: &[u8]) -> Cow<'_, str> {
     str::from_utf8(string).map_or_else(
         |_| {
             let mut text = String::new();
@@ -145,7 +161,7 @@ fn to_text(string: &[u8]) -> Cow<'_, str> {
 
 /// Decodes a message of `profile.proto`. Fails if the value is a number, or the message is malformed.
 fn decode_message<M: Message + Default>(value: Value<'_>) -> Result<M> {
-    M::decode(value.bytes()?).map_err(|error| Error::pprof(error.to_string()))
+    M::decode(value.bytes()?).map_err(|error| Error::malformed_pprof(error.to_string()))
 }
 
 /// Tables of a profile, which the other messages refer to by index.
@@ -165,27 +181,28 @@ struct InternedStrings {
 }
 
 impl<'a> Reader<'a> {
-    /// Counts memory for an item. Fails if the budget is exceeded.
-    fn spend(&mut self, item: ProfileItem) -> Result<()> {
-        self.budget.spend(item, self.bytes.len() as u64)
+    /// Counts the memory of an item. Fails if the budget, which is in proportion to the input, is exceeded.
+    fn charge_memory(&mut self, item: ProfileItem) -> Result<()> {
+        self.budget.charge(item, self.bytes.len() as u64)
     }
 
     /// Adds the next string of the table. Fails if the value is a number, or the memory budget is exceeded.
     fn add_string(&mut self, value: Value<'a>) -> Result<()> {
         self.strings.push(value.bytes()?);
-        self.spend(ProfileItem::Entry)
+        self.charge_memory(ProfileItem::Entry)
     }
 
-    /// Returns the string with that index, as [`to_text`] does. Fails if there is none.
+    /// Returns the string with that index, as [`to_utf8_text`] does. Fails if there is none.
     fn string_at(&self, index: i64) -> Result<Cow<'a, str>> {
         let string = usize::try_from(index)
             .ok()
             .and_then(|index| self.strings.get(index));
-        let string = string.ok_or_else(|| Error::pprof(format!("there is no string {index}")))?;
-        Ok(to_text(string))
+        let string =
+            string.ok_or_else(|| Error::malformed_pprof(format!("there is no string {index}")))?;
+        Ok(to_utf8_text(string))
     }
 
-    /// Returns a note on the strings that are not UTF-8. `None` if all are.
+    /// Returns a note on the strings that are not UTF-8 and are shown escaped. `None` if all are UTF-8.
     fn not_utf8_note(&self) -> Option<String> {
         let strings = self.strings.iter();
         let count = strings
@@ -215,9 +232,9 @@ impl<'a> Reader<'a> {
         Ok(bytes.map(i64::cast_unsigned))
     }
 
-    /// Returns the path of the main program: that of the first mapping which is neither a library nor memory.
-    /// profile.proto has the program first, but some writers keep another order. `None` if there is none. Fails if a
-    /// mapping's string is missing.
+    /// Returns the path of the main program: that of the first mapping which is neither a library by its name nor
+    /// memory. By profile.proto the first mapping is the program, but some writers keep another order. `None` if there
+    /// is no such mapping. Fails if a mapping's string is missing.
     fn main_program(&self, messages: &[proto::Mapping]) -> Result<Option<String>> {
         for message in messages {
             let mapping = Mapping {
@@ -253,7 +270,7 @@ impl<'a> Reader<'a> {
             let (tag::LOCATION, value) = field? else {
                 continue;
             };
-            self.spend(ProfileItem::Address)?;
+            self.charge_memory(ProfileItem::Address)?;
             let (mut location_id, mut mapping_id, mut address) = (0, 0, 0_u64);
             frames.clear();
             // The fields of `Location` in profile.proto.
@@ -263,7 +280,7 @@ impl<'a> Reader<'a> {
                     (2, value) => mapping_id = value.number()?,
                     (3, value) => address = value.number()?,
                     (4, value) => {
-                        self.spend(ProfileItem::Inlined)?;
+                        self.charge_memory(ProfileItem::Inlined)?;
                         let line = decode_message(value)?;
                         match self.convert_line(line, &mut names, &mut known)? {
                             Some(frame) => frames.push(frame),
@@ -282,7 +299,7 @@ impl<'a> Reader<'a> {
         }
         ids.sort_unstable_by_key(|(location, _)| *location);
         if let Some(pair) = ids.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            return Err(Error::pprof(format!(
+            return Err(Error::malformed_pprof(format!(
                 "there are two locations {}",
                 pair[0].0
             )));
@@ -307,8 +324,9 @@ impl<'a> Reader<'a> {
         let after = self.functions.partition_point(|f| f.id <= line.function_id);
         let function = after.checked_sub(1).map(|index| self.functions[index]);
         let function = function.filter(|function| function.id == line.function_id);
-        let function = function
-            .ok_or_else(|| Error::pprof(format!("there is no function {}", line.function_id)))?;
+        let function = function.ok_or_else(|| {
+            Error::malformed_pprof(format!("there is no function {}", line.function_id))
+        })?;
         let is_named = !self.string_at(function.name)?.is_empty();
         let name = match is_named {
             true => function.name,
@@ -354,7 +372,7 @@ impl<'a> Reader<'a> {
         if let Some(id) = known {
             return Ok(*id);
         }
-        self.spend(ProfileItem::Text(text.len()))?;
+        self.charge_memory(ProfileItem::Text(text.len()))?;
         let id = names.strings.intern(text);
         *known = Some(id);
         Ok(id)

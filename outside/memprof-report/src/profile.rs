@@ -14,7 +14,7 @@ use crate::limits::MemoryLeft;
 use crate::names::Names;
 use crate::stacks::{AddressId, StackId, Stacks};
 
-/// Offset in a mapped file, in bytes: a normalized [`Address`].
+/// Offset in a mapped file, in bytes; see [`Mapping::file_offset`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileOffset(pub u64);
 
@@ -125,7 +125,7 @@ pub struct Mapping {
 
 impl Mapping {
     /// Converts an address, which must be in this mapping, to its offset in the mapped file.
-    pub fn normalize(&self, address: Address) -> FileOffset {
+    pub fn file_offset(&self, address: Address) -> FileOffset {
         FileOffset(
             address
                 .0
@@ -290,11 +290,25 @@ impl Default for Profile {
 }
 
 impl Profile {
-    /// Returns the sum over all samples. `None` if it overflows.
+    /// Returns the sum over all samples. `None` if it, or the sum over some of them, may overflow: in a difference, some
+    /// values are negative.
     pub fn totals(&self) -> Option<SampleValues> {
+        self.absolute_totals()?;
+        let mut totals = SampleValues::default();
         self.samples
             .iter()
-            .try_fold(SampleValues::default(), |sum, s| sum.checked_add(s.values))
+            .for_each(|sample| totals += sample.values);
+        Some(totals)
+    }
+
+    /// Returns the sum of the absolute values of all samples: that of some samples is no larger. `None` if it
+    /// overflows.
+    pub(crate) fn absolute_totals(&self) -> Option<SampleValues> {
+        self.samples
+            .iter()
+            .try_fold(SampleValues::default(), |sum, sample| {
+                sum.checked_add(sample.values.checked_abs()?)
+            })
     }
 
     /// Gives the samples without a stack the frame [`NO_STACK`], so that all formats show them.

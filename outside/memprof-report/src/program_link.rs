@@ -36,6 +36,7 @@ pub fn program_link(pid: u32) -> Option<ProgramLink> {
         true => word.parent()?,
         false => path.parent()?,
     };
+    // The paths are those in the root directory of the process, which may be a container's.
     let directory = directory.strip_prefix("/").ok()?;
     let link = fs::metadata(proc_dir.join("root").join(directory).join(name)).ok()?;
     let file = fs::metadata(proc_dir.join("exe")).ok()?;

@@ -49,8 +49,10 @@ impl FromStr for PseudoFrame {
         let (kind, number) = text.split_once('=').ok_or(())?;
         let number: u32 = number.parse().map_err(drop)?;
         match kind {
-            "born" => AllocTime::new(number).map(Self::AllocTime).ok_or(()),
-            "label" => LabelId::new(number).map(Self::Label).ok_or(()),
+            "born" => AllocTime::from_seconds(number)
+                .map(Self::AllocTime)
+                .ok_or(()),
+            "label" => LabelId::from_number(number).map(Self::Label).ok_or(()),
             "code" => Ok(Self::CodeGeneration(number)),
             _ => Err(()),
         }
@@ -66,7 +68,7 @@ pub(crate) struct StackMarks {
 }
 
 impl StackMarks {
-    /// Sets the time, the label or the generation; a later pseudo frame of a kind replaces an earlier one.
+    /// Stores a pseudo frame by its kind; a later one of a kind replaces an earlier one.
     pub(crate) fn add(&mut self, mark: PseudoFrame) {
         match mark {
             PseudoFrame::AllocTime(alloc_time) => self.alloc_time = Some(alloc_time),
@@ -84,8 +86,8 @@ pub(crate) fn strip_pseudo_frames(line: &[u8]) -> &[u8] {
     }
 }
 
-/// Returns the pseudo frame at the end of a stack's line, and the text before it. `None` if the last word is an
-/// address.
+/// Returns the pseudo frame at the end of a stack's line, and the text before it. `None` if the last word is no pseudo
+/// frame.
 pub(crate) fn last_pseudo_frame(line: &[u8]) -> Option<(&[u8], PseudoFrame)> {
     let (rest, word) = line.split_at(line.iter().rposition(|c| *c == b' ')?);
     let digits = std::str::from_utf8(word.strip_prefix(b" 0x")?).ok()?;

@@ -35,6 +35,7 @@ use crate::profile::{Sample, SampleType, SampleValues};
 use crate::short_names::{cut_name, short_name};
 use crate::stacks::StackId;
 use crate::symbolized_profile::SymbolizedProfile;
+use crate::unsample::overflow_error;
 
 /// Profile to render, with its base for a comparison.
 #[derive(Clone, Debug)]
@@ -50,6 +51,15 @@ pub struct RenderInput<'a> {
 }
 
 impl RenderInput<'_> {
+    /// Fails if a sum over some samples of the profile, less that of the base, may overflow.
+    fn check_sums(&self) -> Result<()> {
+        let mut named = [Some(self.profile), self.base].into_iter().flatten();
+        let sum = named.try_fold(SampleValues::default(), |sum, named| {
+            sum.checked_add(named.profile.absolute_totals()?)
+        });
+        sum.map(|_| ()).ok_or_else(overflow_error)
+    }
+
     /// Totals of all sample types; differences if there is a base.
     fn totals(&self) -> SampleValues {
         let sum = |named: &SymbolizedProfile| {
@@ -72,9 +82,10 @@ impl RenderInput<'_> {
         totals
     }
 
-    /// Amount of which shares are parts: the sum of the stacks' absolute values, which is the total unless some values
-    /// are negative, as in a difference. In a comparison, the larger one of the two sums.
-    fn whole(&self, sample_type: SampleType) -> i64 {
+    /// Returns the amount of which the percentages of a report are shares: the sum of the stacks' absolute values,
+    /// which is the total unless some values are negative, as in a difference. In a comparison, the larger one of the
+    /// two sums.
+    fn share_total(&self, sample_type: SampleType) -> i64 {
         let sum = |named: &SymbolizedProfile| {
             let samples = &named.profile.samples;
             let value = |sample: &Sample| sample.values[sample_type];
@@ -95,7 +106,8 @@ impl RenderInput<'_> {
         i64::try_from(whole).unwrap_or(i64::MAX)
     }
 
-    /// Type of the values that count as `sample_type` in the profile, with its name and unit.
+    /// Returns the type, with its name and unit, of the values that the profile has as `sample_type`: the file's own,
+    /// or the one that was selected in its place.
     fn value_type(&self, sample_type: SampleType) -> ValueType {
         self.profile.profile.value_type(sample_type)
     }
@@ -148,7 +160,8 @@ impl RenderInput<'_> {
         notes
     }
 
-    /// Text `71 samples in 1 stack` for the samples with a value; only the stacks if the profile has no sample counts.
+    /// Formats the numbers of samples and stacks with a value as `71 samples in 1 stack`; only the stacks if the
+    /// profile has no sample counts.
     fn sample_count_text(&self, sample_type: SampleType) -> String {
         let index = usize::from(!sample_type.is_alloc());
         let is_held = |sample: &&Sample| sample.values[sample_type] != 0;
@@ -221,8 +234,8 @@ impl RenderInput<'_> {
     }
 }
 
-/// Name of a function in a table: the whole one with `flat`, else a short one, with a suffix if it is not the program's
-/// own. Overlong names are cut.
+/// Returns the name of a function for a table: the whole one with `flat`, else a short one, with a suffix if the
+/// function is not the program's own. Overlong names are cut.
 fn function_label<'f>(
     folded: &'f Folded<'_>,
     function: StringId,
@@ -233,7 +246,7 @@ fn function_label<'f>(
         return cut_name(name);
     }
     let short = short_name(name);
-    match folded.origins[function.0 as usize].suffix() {
+    match folded.origins[function.0 as usize].row_suffix() {
         "" => short,
         suffix => Cow::Owned(format!("{short}{suffix}")),
     }
@@ -241,7 +254,11 @@ fn function_label<'f>(
 
 /// Writes the report in the format that `options` selects or, with `why`, the explanation of a function's code origin
 /// in its place.
+///
+/// # Errors
+/// A sum of values passes 63 bits, the profile lacks what the options name, or `out` fails.
 pub fn render(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
+    input.check_sums()?;
     if let Some(function) = &options.why {
         return explain_origin(input.profile, &options.origin_rules, function, out);
     }

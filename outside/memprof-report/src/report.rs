@@ -5,14 +5,16 @@ mod empty_profile;
 mod input_profile;
 mod loaded_profile;
 mod merged_profile;
+mod notes;
 
 use std::io::{BufRead, Write};
 
 use self::base_notes::{other_program_warning, other_start_warning};
-use self::empty_profile::{ONLY_MEMPROF, is_all_zero, reason_to_refuse};
+use self::empty_profile::{ONLY_MEMPROF, all_zero_reason, empty_reason, is_all_zero};
 use self::input_profile::read_input;
 use self::loaded_profile::check_units;
 pub use self::merged_profile::join_notes;
+use self::notes::{lost_samples_note, missing_stacks_note, unattributed_note};
 
 use crate::early_ends::early_ends_note;
 use crate::error::{Error, Result};
@@ -21,7 +23,7 @@ use crate::interpreter::interpreter_advice;
 use crate::module_names::ModuleNames;
 use crate::names::replace_unprintable;
 use crate::options::{Format, Options};
-use crate::profile::{Address, NO_STACK, Profile, Sample, SampleType, UNATTRIBUTED};
+use crate::profile::{Profile, SampleType};
 use crate::program_link::program_link_of_dump;
 use crate::render::{self, format_amount};
 use crate::symbolize::{Progress, Sources};
@@ -51,7 +53,7 @@ impl std::fmt::Debug for Input<'_> {
 ///
 /// # Errors
 /// The options contradict each other or the input, an input cannot be read or is empty, or `out` fails.
-pub fn report(
+pub fn write_report(
     input: Input<'_>,
     base: Option<Input<'_>>,
     sources: &[Sources],
@@ -107,7 +109,7 @@ pub fn report(
         return Err(empty_error(&profile.profile, None));
     }
     if base.is_none()
-        && let Some(reason) = reason_to_refuse(&profile.profile, options)
+        && let Some(reason) = all_zero_reason(&profile.profile, options)
     {
         return Err(empty_error(&profile.profile, Some(reason)));
     }
@@ -128,7 +130,7 @@ pub fn report(
         .profile
         .warnings
         .extend(lost_samples_note(&profile.profile));
-    // They make every row doubtful, so they come first.
+    // Unseen calls make every row doubtful, so their notes come first.
     let unseen = unseen_calls_notes(&profile.profile);
     profile.profile.warnings.splice(0..0, unseen);
     let early_ends = early_ends_note(&profile.profile);
@@ -166,77 +168,6 @@ pub fn report(
         .collect())
 }
 
-/// Returns a note on the samples that the sampler lost, which are in no row. `None` if it lost none or did not count
-/// them.
-fn lost_samples_note(profile: &Profile) -> Option<String> {
-    let (lost, samples) = (profile.origin.lost_samples?, profile.origin.samples?);
-    let remedy = match profile.interval {
-        Some(interval) => format!(
-            "sample_interval={}",
-            sufficient_interval(interval, samples, lost)
-        ),
-        None => "a larger sample_interval".to_owned(),
-    };
-    (lost > 0).then(|| {
-        format!(
-            "{lost} of {samples} samples were lost, because memprof's tables were full: sample more coarsely ({remedy})"
-        )
-    })
-}
-
-/// Returns the interval at which the tables would probably have held all samples, as the option takes it: a power of two
-/// with its unit, at least twice `interval`, from 1 KiB to 16 MiB.
-fn sufficient_interval(interval: u64, samples: u64, lost: u64) -> String {
-    let kept = samples.saturating_sub(lost).max(1);
-    let factor = samples.div_ceil(kept).max(2);
-    let bytes = interval.saturating_mul(factor).clamp(1 << 10, 16 << 20);
-    match bytes.next_power_of_two() {
-        bytes if bytes < 1 << 20 => format!("{}KiB", bytes >> 10),
-        bytes => format!("{}MiB", bytes >> 20),
-    }
-}
-
-/// Returns a note on the bytes in the row for unattributed memory. `None` if there are none, or the profile is not of
-/// pinned slabs.
-fn unattributed_note(profile: &Profile) -> Option<String> {
-    let space = SampleType::InuseSpace;
-    let unknown = sum_of_frame(profile, UNATTRIBUTED, space);
-    (profile.is_pinned && unknown > 0).then(|| {
-        format!(
-            "{} are not attributable: their size classes have too few samples to show who holds what; sample more \
-             finely, before the program allocates it: activate sampler=memprof with a smaller sample_interval",
-            format_amount(unknown, space)
-        )
-    })
-}
-
-/// Returns a note on the share of the row for samples without a stack. `None` if there are none, or the total
-/// overflows.
-fn missing_stacks_note(profile: &Profile, sample_type: SampleType) -> Option<String> {
-    let missing = sum_of_frame(profile, NO_STACK, sample_type);
-    let total = profile.totals()?[sample_type];
-    (missing != 0).then(|| {
-        format!(
-            "{} ({:.1} %) have no stack, row [no stack]: the allocator's unwinder found no caller, most often in code \
-             without frame pointers or unwind tables, such as JIT code or assembly",
-            format_amount(missing, sample_type),
-            100.0 * missing as f64 / total as f64
-        )
-    })
-}
-
-/// Sum of the values of the samples whose stack has this pseudo frame.
-fn sum_of_frame(profile: &Profile, pseudo_frame: Address, sample_type: SampleType) -> i64 {
-    let has_frame = |sample: &&Sample| {
-        let frames = profile.stacks.frames(sample.stack).iter();
-        frames
-            .map(|id| profile.stacks.address(*id))
-            .any(|address| address == pseudo_frame)
-    };
-    let samples = profile.samples.iter().filter(has_frame);
-    samples.map(|sample| sample.values[sample_type]).sum()
-}
-
 /// Removes memprof's own stacks, and adds a note on their size to the warnings unless it is 0.
 fn drop_memprof_stacks_with_note(named: &mut SymbolizedProfile, sample_type: SampleType) {
     let dropped = drop_memprof_stacks(&mut named.profile, &named.names, &named.depths);
@@ -256,7 +187,7 @@ fn drop_memprof_stacks_with_note(named: &mut SymbolizedProfile, sample_type: Sam
 /// # Errors
 /// The profile cannot be read, or lacks the sample type, ages or label that the options name; only binaries with
 /// another build id exist.
-pub fn read(
+pub fn read_profile(
     input: Input<'_>,
     sources: Option<&Sources>,
     options: &Options,
@@ -287,7 +218,7 @@ impl Options {
             (Format::Peek, _) if self.filter.focus.is_none() => {
                 "peek needs --focus: the function to look at".into()
             }
-            (Format::Jeprof, Some(base)) => jeprof_base_error(input.name, base.name),
+            (Format::Jeprof, Some(base)) => jeprof_base_problem(input.name, base.name),
             (
                 Format::Collapsed
                 | Format::Flamegraph
@@ -309,7 +240,7 @@ impl Options {
 /// Text of the error for jeprof's format with a base; `new` and `base` are the names of both files. jeprof's
 /// `ReadHeapProfile` silently skips lines with a negative count, so its totals would lack what shrank. jeprof itself
 /// can subtract two files.
-fn jeprof_base_error(new: &str, base: &str) -> String {
+fn jeprof_base_problem(new: &str, base: &str) -> String {
     format!(
         "jeprof's file cannot hold what shrank; let jeprof compare two of them:\n\
          \x20 memprof report {base} --format jeprof -o base.jeprof\n\
@@ -317,34 +248,6 @@ fn jeprof_base_error(new: &str, base: &str) -> String {
          \x20 jeprof --text --base=base.jeprof new.jeprof\n\
          or write --format pprof, which holds it, for go tool pprof"
     )
-}
-
-/// Explains why no sample is left: by the options that filter samples, else by the sampling.
-fn empty_reason(profile: &Profile, options: &Options) -> String {
-    if options.filter.focus.is_some() || options.filter.ignore.is_some() {
-        return "no stack is left by --focus and --ignore".into();
-    }
-    if options.label.is_some() {
-        return "nothing is left by --label".into();
-    }
-    if options.older.is_some() {
-        return "nothing is left by --older".into();
-    }
-    let origin = &profile.origin;
-    let since = origin
-        .sampling_since
-        .as_ref()
-        .or(origin.active_since.as_ref());
-    match (profile.interval, since) {
-        (Some(interval), Some(since)) => format!(
-            "nothing was sampled since {since}, at 1 sample per {interval} bytes; `memprof ledger` shows where the \
-             process's memory is, also what no allocator gave out"
-        ),
-        (Some(interval), None) => format!(
-            "nothing was sampled, at 1 sample per {interval} bytes; profiling may never have been active"
-        ),
-        (None, _) => "it has no sample".into(),
-    }
 }
 
 /// Scales the values of `base` so that its total of `sample_type` is that of `profile`. Fails if the base's total is 0,
@@ -369,22 +272,4 @@ fn scale_to_total(base: &mut Profile, profile: &Profile, sample_type: SampleType
         *value = (*value as f64 * new / old).round() as i64;
     }
     base.totals().map(|_| ()).ok_or_else(overflow)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::sufficient_interval;
-
-    #[test]
-    fn advised_interval_follows_the_lost_share() {
-        let check = |interval, samples, lost, expected: &str| {
-            assert_eq!(sufficient_interval(interval, samples, lost), expected);
-        };
-        check(1 << 10, 400_000, 270_000, "4KiB");
-        check(512 << 10, 9, 2, "1MiB");
-        check(1 << 10, 140_000, 9_000, "2KiB");
-        check(4 << 20, 100, 99, "16MiB");
-        check(1, 10, 10, "1KiB");
-        check(3 << 10, 10, 5, "8KiB");
-    }
 }

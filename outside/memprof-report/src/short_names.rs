@@ -15,7 +15,7 @@ pub(crate) fn short_name(name: &str) -> Cow<'_, str> {
     if name.len() <= MAX_CHARS || name.chars().count() <= MAX_CHARS {
         return Cow::Borrowed(name);
     }
-    match without_arguments(name) {
+    match without_generic_arguments(name) {
         Some(short) => Cow::Owned(cut_name(&short).into_owned()),
         None => cut_name(name),
     }
@@ -35,7 +35,7 @@ pub(crate) fn cut_name(name: &str) -> Cow<'_, str> {
 
 /// Replaces generic arguments by `…`. The brackets of a type, as in `<T as Trait>`, stay. `None` if the brackets do not
 /// match.
-fn without_arguments(name: &str) -> Option<String> {
+fn without_generic_arguments(name: &str) -> Option<String> {
     let mut short = String::new();
     // Open brackets of removed arguments, and of types that stay.
     let (mut removed, mut kept) = (0, 0);
@@ -96,7 +96,7 @@ fn opens_type(before: &str, after: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{MAX_TABLE_CHARS, cut_name, short_name, without_arguments};
+    use super::{MAX_TABLE_CHARS, cut_name, short_name, without_generic_arguments};
 
     #[test]
     fn middle_of_overlong_name_is_cut() {
@@ -118,7 +118,8 @@ mod tests {
 
     #[test]
     fn long_name_loses_generic_arguments() {
-        let check = |name, expected| assert_eq!(without_arguments(name).as_deref(), expected);
+        let check =
+            |name, expected| assert_eq!(without_generic_arguments(name).as_deref(), expected);
         check(
             "std::vector<int, std::allocator<int> >::push_back",
             Some("std::vector<…>::push_back"),

@@ -41,7 +41,7 @@ struct StackEntry {
 }
 
 impl StackEntry {
-    /// Hash for the index: the stored half in all bits, of which the index uses the lowest and the highest.
+    /// Spreads the stored half of a hash over 64 bits, because the index uses the lowest and the highest of them.
     fn index_hash(hash: u32) -> u64 {
         u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
@@ -63,7 +63,7 @@ impl Stacks {
         AddressId(self.addresses.len() as u32 - 1)
     }
 
-    /// Adds a frame, towards the root, to the pending stack.
+    /// Appends a frame to the pending stack, at its root side: frames come leaf first.
     pub fn push_frame(&mut self, frame: AddressId) {
         reserve_in_steps(&mut self.frames, 1);
         self.frames.push(frame);
@@ -109,7 +109,7 @@ impl Stacks {
         id
     }
 
-    /// Enters a stack that is not in the index yet.
+    /// Adds a stack that is not in the index yet.
     fn index_stack(&mut self, entry: StackEntry) {
         let index_hash = |entry: &StackEntry| StackEntry::index_hash(entry.hash);
         self.known
@@ -203,12 +203,12 @@ impl Stacks {
         self.ends.is_empty()
     }
 
-    /// Hash of the frames of a stack, in their order.
+    /// Returns the lower half of the hash of a stack's frames, in their order.
     fn hash_frames(&self, frames: &[AddressId]) -> u32 {
         self.seed.hash_ids(frames, |frame| frame.0) as u32
     }
 
-    /// Fills the hash table with all stacks so far. It is needed from the first stack that is out of order.
+    /// Adds all stacks so far to the empty index, which is needed from the first stack that is out of order.
     fn index_stacks(&mut self) {
         for id in (0..self.ends.len() as u32).map(StackId) {
             let hash = self.hash_frames(self.frames(id));
@@ -235,7 +235,7 @@ impl StackHasher {
         Self((product as u64) ^ ((product >> 64) as u64))
     }
 
-    /// Hash of a list of ids, by their numbers.
+    /// Returns the hash of a list of ids, by their numbers in this order. `self` is the seed.
     #[inline]
     pub(crate) fn hash_ids<T: Copy>(self, ids: &[T], number: impl Fn(T) -> u32) -> u64 {
         let mut chunks = ids.chunks_exact(4);

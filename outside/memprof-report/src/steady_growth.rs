@@ -68,8 +68,12 @@ pub fn find_steady_growth(named: &SymbolizedProfile, folded: &Folded<'_>) -> Res
         let projected = bytes_by_span
             .iter()
             .zip(lengths)
-            .map(|(bytes, span_len)| bytes * whole as i64 / span_len);
-        let bytes = projected.min().filter(|bytes| *bytes > 0)?;
+            .map(|(bytes, span_len)| i128::from(*bytes) * whole as i128 / span_len);
+        // The least is at most the sum over all spans, which fits.
+        let bytes = i64::try_from(projected.min()?).ok()?;
+        if bytes <= 0 {
+            return None;
+        }
         let functions = stack.functions.iter();
         Some(SteadyStack {
             stack: functions
@@ -98,10 +102,11 @@ fn bucket_index(ages: AgeBuckets, alloc_time: AllocTime) -> usize {
         .div_ceil(ages.width)) as usize
 }
 
-/// Number of buckets in the span with the index `span`, if `whole` buckets are divided into [`SPAN_COUNT`] spans.
-fn span_len(span: usize, whole: usize) -> i64 {
+/// Returns the number of buckets in the span with the index `span`, if `whole` buckets are divided into [`SPAN_COUNT`]
+/// spans. Spans differ by one bucket at most.
+fn span_len(span: usize, whole: usize) -> i128 {
     let first = |span: usize| (span * whole).div_ceil(SPAN_COUNT);
-    (first(span + 1) - first(span)) as i64
+    (first(span + 1) - first(span)) as i128
 }
 
 #[cfg(test)]

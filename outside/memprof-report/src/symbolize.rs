@@ -1,6 +1,7 @@
 //! Symbolizes addresses, outside of the host, from the files that its mappings name.
 
 mod address;
+mod build_id;
 mod call_shapes;
 mod companions;
 mod debug_budget;
@@ -44,7 +45,7 @@ pub use self::limited_file::LimitedFile;
 use self::frames::CollectedFrames;
 use self::known_frames::BinaryId;
 pub(crate) use self::known_frames::KnownFrames;
-use self::object_files::{ObjectFile, group_by_file, unused_binary_note};
+use self::object_files::{ObjectFile, group_addresses_by_file, unused_binary_note};
 use self::read_permits::ReadPermits;
 use self::regular_file::READ_LIMIT;
 pub(crate) use self::symbol_budget::SymbolBudget;
@@ -94,8 +95,8 @@ impl Sources {
     }
 }
 
-/// Returns the main program of a process whose file was deleted or replaced, as the kernel keeps it. `None` if the file
-/// is unchanged, or /proc does not show the process.
+/// Returns `/proc/PID/exe`, at which the kernel still has the main program of a process, if the program's file was
+/// deleted or replaced. `None` if it was not, or /proc does not show the process.
 fn deleted_binary(pid: u32) -> Option<PathBuf> {
     let exe = PathBuf::from(format!("/proc/{pid}/exe"));
     let target = std::fs::read_link(&exe).ok()?;
@@ -131,8 +132,9 @@ enum BuildIdMatch {
 }
 
 impl BuildIdMatch {
-    /// Note about names from the files at `paths`, whose build ids are unknown or differ. Lists up to three paths.
-    fn note_on(self, paths: &[&str]) -> String {
+    /// Returns a note on the names from the files at `paths`, all of which have this result. Not for `Match`, which
+    /// needs no note. Lists up to three paths.
+    fn paths_note(self, paths: &[&str]) -> String {
         const MAX_SHOWN: usize = 3;
         let shown = paths[..paths.len().min(MAX_SHOWN)].join(", ");
         let more = match paths.len().saturating_sub(MAX_SHOWN) {
@@ -169,9 +171,10 @@ pub fn symbolize(
     Ok(names)
 }
 
-/// Like [`symbolize`], but an address without a symbol gets no frames. Stops when the process's share of the `budget` is
-/// spent; warnings say what has no names because of it. Frames of files that other processes of the report have mapped too
-/// are taken from `known`, and added to it.
+/// Like [`symbolize`], but an address without a symbol gets no frames. Also completes the profile: sets its program if
+/// it names none, and restores mappings of code over which other memory was mapped. Stops when the process's share of
+/// the `budget` is spent; warnings say what has no names because of it. Frames of files that other processes of the
+/// report have mapped too are taken from `known`, and added to it.
 pub(crate) fn find_symbols(
     profile: &mut Profile,
     sources: &Sources,
@@ -181,9 +184,9 @@ pub(crate) fn find_symbols(
 ) -> Result<Names> {
     let mut names = profile.names.take().unwrap_or_default();
     budget.begin_process(profile);
-    program::set_unnamed_program(profile, sources);
+    program::set_program_if_unnamed(profile, sources);
     moved_text::restore_mappings(profile, Some(sources));
-    let files = group_by_file(profile, &names, sources);
+    let files = group_addresses_by_file(profile, &names, sources);
     let results = symbolize_files(&files, &profile.origin, sources, progress, budget, known)?;
     let mut notes: Vec<String> = unused_binary_note(&files, profile, sources)
         .into_iter()
@@ -195,7 +198,7 @@ pub(crate) fn find_symbols(
             .map(|(file, _)| file.path)
             .collect();
         if !paths.is_empty() {
-            notes.push(build_id_match.note_on(&paths));
+            notes.push(build_id_match.paths_note(&paths));
         }
     }
     for (file, result) in files.iter().zip(results) {
@@ -205,14 +208,14 @@ pub(crate) fn find_symbols(
         names.call_shapes.extend(result.call_shapes);
         if let Some(id) = result.id {
             known.copy_to(&id, &file.queries, &mut names);
-            if budget.sharers(file.path, file.build_id) > 1 {
-                known.keep(id, file, &result.notes, result.is_late, &names);
+            if budget.sharer_count(file.path, file.build_id) > 1 {
+                known.add_file(id, file, &result.notes, result.is_late, &names);
             }
         }
         notes.extend(result.notes);
     }
     profile.warnings.extend(notes);
-    jit_code::name_addresses(profile, sources, &mut names, budget);
+    jit_code::name_jit_code(profile, sources, &mut names, budget);
     budget.end_process();
     Ok(names)
 }
@@ -284,7 +287,7 @@ fn symbolize_files(
             let Some(file) = files.get(index) else {
                 return results;
             };
-            let deadline = budget.deadline(budget.sharers(file.path, file.build_id));
+            let deadline = budget.deadline(budget.sharer_count(file.path, file.build_id));
             let result = symbolize_file(file, origin, sources, &permits, deadline, known);
             results.push((index, result));
             progress(done.fetch_add(1, Ordering::Relaxed) + 1, files.len());
@@ -307,7 +310,7 @@ fn symbolize_files(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Note about `count` addresses whose `parts` (names, lines) are not known because [`TIME_LIMIT`] passed.
+/// Returns a note on `count` addresses whose `parts` (names, lines) were not read because [`TIME_LIMIT`] passed.
 fn late_note(parts: &str, count: usize) -> String {
     format!(
         "the {parts} of {count} addresses are not read: {} s are for the names of a report, of which each process has a \
@@ -316,8 +319,8 @@ fn late_note(parts: &str, count: usize) -> String {
     )
 }
 
-/// Symbolizes those addresses of one file that are not `known`, until the deadline; notes say what could not be read. Fails
-/// as [`find_binary`](search::find_binary) does.
+/// Symbolizes those addresses of one file that are not `known`, until the deadline; notes say what could not be read.
+/// Waits for one of the `permits` to read the file. Fails as [`find_binary`](search::find_binary) does.
 fn symbolize_file(
     file: &ObjectFile<'_>,
     origin: &ProfileOrigin,
@@ -355,9 +358,9 @@ fn symbolize_file(
             result.id = BinaryId::new(&binary, file);
             let mut queries = file.queries.clone();
             if let Some(id) = &result.id {
-                queries = known.unknown(id, &queries);
+                queries = known.unknown_queries(id, &queries);
                 if queries.is_empty() {
-                    result.notes.extend_from_slice(known.notes(id));
+                    result.notes.extend_from_slice(known.file_notes(id));
                     return Ok(result);
                 }
             }
@@ -372,7 +375,7 @@ fn symbolize_file(
                 mappings: file.mappings.clone(),
                 ..*file
             };
-            let _held = permits.take(binary.file_bytes());
+            let _held = permits.acquire(binary.file_bytes());
             match elf::symbolize_file(&binary, file, deadline) {
                 Ok((frames, call_shapes, notes)) => {
                     result.frames = frames;

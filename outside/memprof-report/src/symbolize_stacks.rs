@@ -69,14 +69,14 @@ pub fn symbolize_stacks(
                 .iter()
                 .zip(origins.origins(*id))
         });
-        name_frames(frames, &symbolized.names)
+        to_named_stack(frames, &symbolized.names)
     });
     Ok(named.collect())
 }
 
-/// Names frames, leaf first, without allocator functions that were inlined at the leaf; the outermost frame always
-/// stays. Each frame comes with its code origin.
-fn name_frames<'a>(
+/// Converts frames, leaf first and each with its code origin, to their names and the function of their row. Allocator
+/// functions that were inlined at the leaf are left out; the outermost frame always stays.
+fn to_named_stack<'a>(
     frames: impl Iterator<Item = (&'a Frame, CodeOrigin)>,
     names: &Names,
 ) -> NamedStack {

@@ -54,7 +54,8 @@ pub fn function_rows(folded: &Folded<'_>, by_cum: bool) -> Vec<Row> {
         }
         index += 1;
     });
-    rows.retain(|row| !row.cum.is_zero());
+    // In a difference, a function's own value and those of its callees may cancel out.
+    rows.retain(|row| !row.cum.is_zero() || !row.flat.is_zero());
     let magnitude = |pair: Comparison| std::cmp::Reverse(pair.value().unsigned_abs());
     let tie_break = |row: &Row| (row.distance, folded.functions.get(row.function));
     match by_cum {
@@ -74,4 +75,26 @@ pub fn function_rows(folded: &Folded<'_>, by_cum: bool) -> Vec<Row> {
         }),
     }
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::function_rows;
+    use crate::fold::Folded;
+
+    #[test]
+    fn function_that_grew_as_its_callee_shrank_has_row() {
+        let stacks = [
+            (vec!["main", "handler"], 100, 0),
+            (vec!["main", "handler", "pool"], -100, 0),
+        ];
+        let folded = Folded::from_stacks(stacks.into_iter());
+        let rows = function_rows(&folded, false);
+        let values = rows.iter().map(|row| {
+            let name = folded.functions.get(row.function);
+            (name, row.flat.value(), row.cum.value())
+        });
+        let values: Vec<_> = values.collect();
+        assert_eq!(values, [("pool", -100, -100), ("handler", 100, 0)]);
+    }
 }

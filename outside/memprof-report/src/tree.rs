@@ -47,8 +47,8 @@ pub(crate) struct Preorder<'f> {
     has_root: bool,
 }
 
-/// Iterates over the nodes of the call tree.
-pub(crate) fn preorder<'f>(folded: &'f Folded<'_>) -> Preorder<'f> {
+/// Iterates over the nodes of the call tree in preorder, callees by name.
+pub(crate) fn preorder_nodes<'f>(folded: &'f Folded<'_>) -> Preorder<'f> {
     Preorder {
         stacks: folded.stacks.cursor(),
         functions: Vec::new(),
@@ -116,12 +116,13 @@ pub(crate) fn require_memory(
     bytes_per_node: u64,
     mut memory_left: MemoryLeft,
 ) -> Result<()> {
-    preorder(folded)
+    preorder_nodes(folded)
         .skip(1)
         .try_for_each(|_| memory_left.charge(bytes_per_node))
 }
 
-/// Returns the nodes in [`preorder`], with their values with callees. Fails if the nodes exceed the memory budget.
+/// Returns the nodes in [`preorder_nodes`], with their values with callees. Fails if the nodes exceed the memory
+/// budget.
 pub(crate) fn call_tree(folded: &Folded<'_>, memory_left: MemoryLeft) -> Result<Vec<Node>> {
     require_memory(folded, BYTES_PER_NODE, memory_left)?;
     let mut nodes: Vec<Node> = Vec::new();
@@ -131,7 +132,7 @@ pub(crate) fn call_tree(folded: &Folded<'_>, memory_left: MemoryLeft) -> Result<
         function,
         depth,
         own,
-    } in preorder(folded)
+    } in preorder_nodes(folded)
     {
         path.truncate(depth as usize);
         nodes.push(Node {

@@ -20,7 +20,7 @@ pub fn unsample(profile: &mut Profile) -> Result<()> {
     let mut tolerance = TotalsTolerance::default();
     for sample in &mut profile.samples {
         if let Sampling::Poisson(interval) = sampling {
-            tolerance.add(sample.values, interval);
+            tolerance.add_stack(sample.values, interval);
         }
         if sampling != Sampling::None {
             sample.counts = [SampleType::AllocObjects, SampleType::InuseObjects]
@@ -54,7 +54,7 @@ pub(crate) fn describe_header_agreement(profile: &Profile) -> Option<String> {
     let mut tolerance = TotalsTolerance::default();
     let mut estimated = SampleValues::default();
     for sample in &profile.samples {
-        tolerance.add(sample.values, interval);
+        tolerance.add_stack(sample.values, interval);
         let values = unsample_values(sample.values, profile.sampling, &mut Carry::default())?;
         estimated = estimated.checked_add(values)?;
     }
@@ -73,7 +73,7 @@ pub(crate) fn describe_header_agreement(profile: &Profile) -> Option<String> {
 }
 
 /// Error for a sum of estimates that passes 63 bits.
-fn overflow_error() -> Error {
+pub(crate) fn overflow_error() -> Error {
     Error::Overflow {
         problem: "the sum over all stacks passes 63 bits".into(),
     }
@@ -172,7 +172,7 @@ const MIN_TOLERANCE: f64 = 0.002;
 
 impl TotalsTolerance {
     /// Adds the rounding error of one stack, of which `values` are sampled at `interval` bytes.
-    fn add(&mut self, values: SampleValues, interval: u64) {
+    fn add_stack(&mut self, values: SampleValues, interval: u64) {
         let difference = Self::line_rounding(values, interval);
         self.max += difference;
         // Uniform distribution over an interval of twice that width.
@@ -195,14 +195,14 @@ impl TotalsTolerance {
     }
 
     /// Tolerance in bytes, for a total of `expected`.
-    fn tolerance(self, expected: f64) -> f64 {
+    fn bytes_for_total(self, expected: f64) -> f64 {
         let likely = MAX_DEVIATIONS * self.variance.sqrt();
         likely.min(self.max) + MIN_TOLERANCE * expected
     }
 }
 
 /// Returns a warning if the sum over the stacks differs from the header by more than the tolerance and the header's own
-/// rounding. `None` if not, or if the `raw` values agree.
+/// rounding. `None` if it does not, or if the `raw` values add up to the header.
 fn header_mismatch_warning(
     header: SampleValues,
     raw: SampleValues,
@@ -219,7 +219,7 @@ fn header_mismatch_warning(
         * sample_weight(header[SampleType::InuseObjects], header[space], sampling);
     let difference = totals[space] as f64 - expected;
     let tolerance =
-        tolerance.tolerance(expected) + TotalsTolerance::line_rounding(header, interval);
+        tolerance.bytes_for_total(expected) + TotalsTolerance::line_rounding(header, interval);
     (difference.abs() > tolerance).then(|| {
         format!(
             "the stacks add up to {} bytes, the header says {expected:.0} ({:+.2} %): \

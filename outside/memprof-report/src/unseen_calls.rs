@@ -9,7 +9,7 @@ const REMEDY: &str = "`memprof attach PID --entries` lets it see every call";
 
 /// Returns a note on frees that the sampler did not see, and then one on allocations; neither if it saw them all.
 pub(crate) fn unseen_calls_notes(profile: &Profile) -> impl Iterator<Item = String> + use<> {
-    let frees = profile.origin.unseen_frees.and_then(frees_note);
+    let frees = profile.origin.unseen_frees.and_then(unseen_frees_note);
     let bytes = profile
         .origin
         .unseen_allocation_bytes
@@ -26,7 +26,7 @@ pub(crate) fn unseen_calls_notes(profile: &Profile) -> impl Iterator<Item = Stri
 }
 
 /// Returns the note on unseen frees. `None` if both counts are 0.
-fn frees_note(frees: UnseenFrees) -> Option<String> {
+fn unseen_frees_note(frees: UnseenFrees) -> Option<String> {
     let sign = match frees {
         UnseenFrees {
             samples: 0,
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn each_sign_of_unseen_frees_is_noted() {
         let check = |samples, bytes, expected: Option<&str>| {
-            let note = frees_note(UnseenFrees { samples, bytes });
+            let note = unseen_frees_note(UnseenFrees { samples, bytes });
             match expected {
                 None => assert_eq!(note, None),
                 Some(expected) => assert!(note.as_ref().unwrap().starts_with(expected), "{note:?}"),

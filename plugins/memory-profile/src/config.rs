@@ -156,7 +156,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Sample interval in bytes: the value of `sample_interval`, or else the power of two of `lg_sample`. `None` if
+    /// Returns the sample interval: the value of `sample_interval`, or else the power of two of `lg_sample`. `None` if
     /// neither is configured.
     ///
     /// # Errors
@@ -169,12 +169,12 @@ impl Config {
         }
     }
 
-    /// Watch rules, in the order of the configuration.
+    /// Returns the watch rules, in the order of the configuration.
     pub(crate) fn watch_rules(&self) -> &[WatchRule] {
         &self.watch.0
     }
 
-    /// Settings of the stack walks. If `unwinder_checks` is absent, it gets its default.
+    /// Returns the settings of the stack walks. If `unwinder_checks` is absent, it gets its default.
     pub(crate) fn unwinder_settings(&self) -> UnwinderSettings {
         let default = UnwinderSettings::default();
         UnwinderSettings {
@@ -183,9 +183,9 @@ impl Config {
         }
     }
 
-    /// Returns the store in the configured directory, or in this program's default directory if none is configured. If
-    /// the default directory is not writable but `/tmp/memprof-UID-PROGRAM` is, the store is there.
-    pub(crate) fn store(&self, program: &str) -> Store {
+    /// Returns the store of dumps in the configured directory, or in this program's default directory if none is
+    /// configured. If the default directory is not writable but `/tmp/memprof-UID-PROGRAM` is, the store is there.
+    pub(crate) fn dump_store(&self, program: &str) -> Store {
         let store_in = |directory| Store::new(directory, self.keep);
         if let Some(directory) = &self.dump_dir {
             return store_in(directory.clone());
@@ -205,7 +205,7 @@ impl Config {
     }
 }
 
-/// Failure of kind `InvalidArgument` for an invalid configuration, without a remedy.
+/// Creates the failure, of kind `InvalidArgument` and without a remedy, for an invalid configuration.
 fn config_failure(message: String) -> Failure {
     Failure::new(ErrorKind::InvalidArgument, message)
 }
@@ -327,7 +327,7 @@ mod tests {
     fn configured_directory_is_used() {
         let config = Config::parse("dump_dir = \"/var/dumps\"\n[keep]\ncount = 3").unwrap();
         assert_eq!(
-            config.store("web").directory(),
+            config.dump_store("web").directory(),
             std::path::Path::new("/var/dumps")
         );
     }

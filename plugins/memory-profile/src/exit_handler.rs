@@ -23,13 +23,13 @@ pub(crate) fn register_exit_handler(profilers: &Arc<Profilers>) {
     // A child that is forked while the C library's list is locked could not run exit(3), which locks it too.
     let _no_fork = ForkGuard::acquire();
     // SAFETY: atexit(3): the handler is a function of this library, which is never unloaded.
-    if unsafe { libc::atexit(on_exit) } != 0 {
+    if unsafe { libc::atexit(take_exit_dump) } != 0 {
         log::warn!("the C library takes no more functions for the exit: no dump then");
     }
 }
 
-/// Handler of exit(3): takes the exit dump. Catches panics, which must not reach C code.
-extern "C" fn on_exit() {
+/// Implements the handler of exit(3): takes the exit dump. Catches panics, which must not reach C code.
+extern "C" fn take_exit_dump() {
     let take_dump = || {
         let profilers = PROFILERS.get().and_then(Weak::upgrade);
         if let Some(profiler) = profilers.as_ref().and_then(|all| all.existing_profiler()) {

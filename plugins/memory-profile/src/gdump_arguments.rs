@@ -19,21 +19,21 @@ const DEFAULT_DURATION: Duration = Duration::from_secs(10 * 60);
 /// range, or an argument is unknown.
 pub(crate) fn parse_limits(mut args: Arguments) -> Result<Option<GdumpLimits>, Failure> {
     let is_on = take_switch(&mut args, "state")?
-        .ok_or_else(|| argument_failure("argument \"state\" is missing".to_owned()))?;
+        .ok_or_else(|| gdump_argument_failure("argument \"state\" is missing".to_owned()))?;
     let files = take_number(&mut args, "files")?;
     let duration = take_duration(&mut args)?;
     args.finish()?;
     if !is_on {
         return match (files, duration) {
             (None, None) => Ok(None),
-            _ => Err(argument_failure(
+            _ => Err(gdump_argument_failure(
                 "files and for belong to state=on".to_owned(),
             )),
         };
     }
     let files = files.unwrap_or(DEFAULT_FILES.into());
     if !(1..=MAX_FILES).contains(&files) {
-        return Err(argument_failure(format!(
+        return Err(gdump_argument_failure(format!(
             "files={files} is out of range 1..={MAX_FILES}"
         )));
     }
@@ -43,8 +43,8 @@ pub(crate) fn parse_limits(mut args: Arguments) -> Result<Option<GdumpLimits>, F
     }))
 }
 
-/// Failure for invalid arguments, with an example as the remedy.
-fn argument_failure(message: String) -> Failure {
+/// Creates the failure for invalid arguments of `gdump`, with an example as the remedy.
+fn gdump_argument_failure(message: String) -> Failure {
     Failure::new(ErrorKind::InvalidArgument, message)
         .remedy("for example state=on files=16 for=10m")
 }

@@ -53,11 +53,12 @@ global_asm!(
     "jmp {unbound}",
     ".popsection",
     targets = sym TARGETS,
-    unbound = sym unbound,
+    unbound = sym fail_unbound_call,
 );
 
-/// Target of the C functions that tikv-jemalloc-ctl calls, while no jemalloc is bound to them. Returns ENOSYS.
-extern "C" fn unbound() -> c_int {
+/// Returns ENOSYS. The C functions that tikv-jemalloc-ctl calls jump here while no jemalloc is bound to them; the two
+/// that take a MIB always do.
+extern "C" fn fail_unbound_call() -> c_int {
     const ENOSYS: c_int = 38;
     ENOSYS
 }
@@ -71,9 +72,9 @@ fn with_jemalloc_bound<T>(mallctl: &Mallctl, work: impl FnOnce() -> T) -> T {
             target.store(pointer, Ordering::Release);
         }
     };
-    let stats_print = mallctl.stats_print();
+    let stats_print = mallctl.stats_print_function();
     bind([
-        mallctl.function() as *mut c_void,
+        mallctl.mallctl_function() as *mut c_void,
         stats_print.map_or(ptr::null_mut(), |print| print as *mut c_void),
     ]);
     let result = work();
@@ -81,7 +82,7 @@ fn with_jemalloc_bound<T>(mallctl: &Mallctl, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The host's own jemalloc functions. `None` if the host does not pass them, or passes no `mallctl`.
+/// Returns the host's own jemalloc functions. `None` if the host does not pass them, or passes no `mallctl`.
 pub(crate) fn host_mallctl(host: &Host) -> Option<Mallctl> {
     type RawStatsPrintFn =
         unsafe extern "C" fn(memprof_stats_callback_t, *mut c_void, *const c_char);
@@ -119,7 +120,7 @@ pub(crate) fn read_printout(mallctl: &Mallctl) -> Result<Printout, Error> {
     })
 }
 
-/// Refreshes (`epoch`) and reads the heap totals of the jemalloc that is bound.
+/// Refreshes jemalloc's statistics (`epoch`), and reads the heap totals of the jemalloc that is bound.
 fn read_bound_totals() -> tikv_jemalloc_ctl::Result<HeapTotals> {
     epoch::advance()?;
     Ok(HeapTotals {
@@ -133,7 +134,8 @@ fn read_bound_totals() -> tikv_jemalloc_ctl::Result<HeapTotals> {
     })
 }
 
-/// `Allocator` error: jemalloc refused to report its statistics. `what` is the name of their source, such as `stats`.
+/// Creates the error, of kind `Allocator`, that jemalloc refused to report its statistics. `what` is the name of their
+/// source, such as `stats`.
 fn refused_read_error(what: &str, reason: &str) -> Error {
     Error::allocator(format!("jemalloc refused {what}: {reason}"))
 }

@@ -8,7 +8,7 @@ mod statistics;
 use std::sync::Arc;
 
 use memprof_core::{
-    JemallocReaders, Profiler, ProfilerExclusion, ProfilerSettings, require_allowed_calls,
+    JemallocReaders, Profiler, ProfilerExclusion, ProfilerSettings, require_seccomp_allows_calls,
 };
 use memprof_host::protocol::MessageUsage;
 use memprof_messages::{HelpReply, MESSAGES, MessageHelp, PLUGIN, USAGES};
@@ -46,7 +46,7 @@ impl Plugin for MemoryProfile {
     fn create(host: Host, config: &str) -> Result<Self, Failure> {
         let _exclusion = ProfilerExclusion::from_exported_symbols();
         let config = Config::parse(config)?;
-        let store = config.store(host.name());
+        let store = config.dump_store(host.name());
         // Checked at the start, so that it can be fixed early: the first dump may come hours later.
         if let Err(error) = store.require_writable() {
             log::warn!("{}", to_failure(error));
@@ -88,26 +88,26 @@ impl Plugin for MemoryProfile {
         reply: &mut Reply<'_>,
     ) -> Result<(), Failure> {
         // The thread may belong to the program, as in Redis.
-        let _exclusion = self.profiler().pause_on_this_thread();
-        require_allowed_calls().map_err(to_failure)?;
+        let _exclusion = self.profiler().pause_sampling_on_this_thread();
+        require_seccomp_allows_calls().map_err(to_failure)?;
         let profiler = self.profiler();
         match name {
-            "activate" => sampling::activate(profiler, args, reply),
-            "deactivate" => sampling::deactivate(profiler, args, reply),
-            "reset" => sampling::reset(profiler, args, reply),
-            "dump" => dumps::dump(profiler, args, reply),
-            "gdump" => dumps::gdump(profiler, args, reply),
-            "list" => dumps::list(profiler, args, reply),
-            "fetch" => dumps::fetch(profiler, args, reply),
-            "stats" => statistics::stats(profiler, args, reply),
-            "ledger" => statistics::ledger(profiler, args, reply),
-            "purge" => statistics::purge(profiler, args, reply),
-            "background_thread" => statistics::background_thread(profiler, args, reply),
-            "recent" => statistics::recent(profiler, args, reply),
-            "status" => state::status(profiler, args, reply),
-            "doctor" => state::doctor(profiler, args, reply),
-            "detach" => state::detach(profiler, args, reply),
-            "help" => help(args, reply),
+            "activate" => sampling::handle_activate(profiler, args, reply),
+            "deactivate" => sampling::handle_deactivate(profiler, args, reply),
+            "reset" => sampling::handle_reset(profiler, args, reply),
+            "dump" => dumps::handle_dump(profiler, args, reply),
+            "gdump" => dumps::handle_gdump(profiler, args, reply),
+            "list" => dumps::handle_list(profiler, args, reply),
+            "fetch" => dumps::handle_fetch(profiler, args, reply),
+            "stats" => statistics::handle_stats(profiler, args, reply),
+            "ledger" => statistics::handle_ledger(profiler, args, reply),
+            "purge" => statistics::handle_purge(profiler, args, reply),
+            "background_thread" => statistics::handle_background_thread(profiler, args, reply),
+            "recent" => statistics::handle_recent(profiler, args, reply),
+            "status" => state::handle_status(profiler, args, reply),
+            "doctor" => state::handle_doctor(profiler, args, reply),
+            "detach" => state::handle_detach(profiler, args, reply),
+            "help" => handle_help(args, reply),
             name => unreachable!("{name} is in the table but is not handled"),
         }
     }
@@ -129,12 +129,12 @@ impl Drop for MemoryProfile {
 impl MemoryProfile {
     /// Returns the profiler of this process. Creates it if it is missing, for example in a forked child.
     fn profiler(&self) -> &Arc<Profiler> {
-        self.profilers.get_or_create()
+        self.profilers.get_or_create_profiler()
     }
 }
 
 /// Handles `help`: replies with the name, usage and purpose of each message.
-fn help(args: Arguments, reply: &mut Reply<'_>) -> Result<(), Failure> {
+fn handle_help(args: Arguments, reply: &mut Reply<'_>) -> Result<(), Failure> {
     args.finish()?;
     let messages: Vec<_> = DESCRIPTORS
         .iter()
@@ -149,6 +149,6 @@ fn help(args: Arguments, reply: &mut Reply<'_>) -> Result<(), Failure> {
         usage: message.usage,
         help: message.help,
     });
-    let lines: Vec<_> = usages.flat_map(|usage| usage.lines()).collect();
+    let lines: Vec<_> = usages.flat_map(|usage| usage.help_lines()).collect();
     reply_success(reply, &lines.join("\n"), HelpReply { messages })
 }

@@ -50,13 +50,14 @@ impl Profilers {
         }
     }
 
-    /// Whether the configuration has watch rules, of which one may dump at the exit.
+    /// Returns whether the configuration has watch rules, of which one may dump at the exit.
     pub(crate) fn has_rules(&self) -> bool {
         !self.start.rules.is_empty()
     }
 
-    /// Returns the profiler of this process. Creates it if it is missing.
-    pub(crate) fn get_or_create(&self) -> &Arc<Profiler> {
+    /// Returns the profiler of this process. Creates it if it is missing, as in a forked child; then blocks while
+    /// another thread creates it.
+    pub(crate) fn get_or_create_profiler(&self) -> &Arc<Profiler> {
         let mut generation = &self.first;
         while !generation.is_current_process() {
             generation = generation.get_or_create_child(&self.settings, &self.start);
@@ -64,7 +65,7 @@ impl Profilers {
         &generation.profiler
     }
 
-    /// The profiler of this process. `None` if it was not created yet.
+    /// Returns the profiler of this process. `None` if it was not created yet.
     pub(crate) fn existing_profiler(&self) -> Option<&Arc<Profiler>> {
         let mut generation = &self.first;
         while !generation.is_current_process() {
@@ -103,7 +104,7 @@ impl ForkGeneration {
         child
     }
 
-    /// Whether the calling process created the profiler.
+    /// Returns whether the calling process created the profiler. False in a forked child.
     fn is_current_process(&self) -> bool {
         self.process == process::id()
     }

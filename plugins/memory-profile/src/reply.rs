@@ -63,7 +63,7 @@ pub(crate) fn reply_failure(
 /// Converts an error of memprof-core to a failure. For kind `Busy`, adds the time after which to retry.
 pub(crate) fn to_failure(error: Error) -> Failure {
     let mut failure = Failure::new(error.kind, error.to_string());
-    failure.errno = error.os_error().map(Errno::raw_os_error);
+    failure.errno = error.errno().map(Errno::raw_os_error);
     failure.source = error.source.map(|cause| cause.to_string().into());
     failure.act = error.act.map(Into::into);
     failure.retry_after_ms = (error.kind == ErrorKind::Busy).then_some(RETRY_AFTER_MS);

@@ -10,11 +10,12 @@ use memprof_host::adapters::preload::{self, StartupSampling};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static LOADED: extern "C" fn() = on_load;
+static LOADED: extern "C" fn() = start_sampling_if_requested;
 
-/// Constructor that the loader runs. Declares that the plugin needs no descriptor of the program's, and starts sampling
-/// if the environment requests it. Logs nothing: the profiler reports later why sampling could not start.
-extern "C" fn on_load() {
+/// Implements the constructor that the loader runs: declares that the plugin needs no descriptor of the program's, and
+/// starts sampling if the environment requests it. Logs nothing: the profiler reports later why sampling could not
+/// start.
+extern "C" fn start_sampling_if_requested() {
     preload::use_own_descriptors();
     let outcome = panic::catch_unwind(|| {
         let (interval, scope) = match preload::startup_sampling() {

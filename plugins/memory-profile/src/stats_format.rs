@@ -33,10 +33,14 @@ impl StatsFormat {
                 Some(PrintOptions::parse(&letters).map_err(to_failure)?)
             }
             Some("text") if wants_json => {
-                return Err(argument_failure("format=\"text\" contradicts J in opts"));
+                return Err(stats_argument_failure(
+                    "format=\"text\" contradicts J in opts",
+                ));
             }
             None | Some("json" | "text") => given,
-            Some(other) => return Err(argument_failure(&format!("unknown format {other:?}"))),
+            Some(other) => {
+                return Err(stats_argument_failure(&format!("unknown format {other:?}")));
+            }
         };
         Ok(Self {
             options,
@@ -44,14 +48,14 @@ impl StatsFormat {
         })
     }
 
-    /// Whether the printout of an allocator is JSON, because its options contain the letter `J`.
+    /// Returns whether the printout of an allocator is JSON, because its options contain the letter `J`.
     pub(crate) fn is_json(&self) -> bool {
         self.options.as_ref().is_some_and(PrintOptions::is_json)
     }
 }
 
-/// Failure for invalid arguments, with the valid formats as the remedy.
-fn argument_failure(message: &str) -> Failure {
+/// Creates the failure for an invalid argument of `stats`, with the valid formats as the remedy.
+fn stats_argument_failure(message: &str) -> Failure {
     Failure::new(ErrorKind::InvalidArgument, message).remedy("valid formats: text, json (opts=J)")
 }
 

@@ -11,8 +11,8 @@ use memprof_messages::{
 
 use arenas::arenas_text;
 
-/// State of profiling with its warnings. After a fresh start, also the amount of memory that the new profile lacks, or
-/// only that it lacks earlier objects if their amount is unknown.
+/// Formats the state of profiling with its warnings. After a fresh start, also the amount of memory that the new
+/// profile lacks, or only that it lacks earlier objects if their amount is unknown.
 pub(crate) fn activation_text(activation: &ActivationResult) -> String {
     let text = append_unique(profiling_text(&activation.status), &activation.warnings);
     if !activation.begun {
@@ -25,7 +25,7 @@ pub(crate) fn activation_text(activation: &ActivationResult) -> String {
     format!("{text}; {unseen} are not in its profile, {START_ACTIVE_HINT}")
 }
 
-/// One line about the largest dump of the report, followed by the warnings.
+/// Formats one line about the largest dump of the report, followed by the warnings.
 pub(crate) fn dump_text(report: &DumpReport) -> String {
     let dump = &report.largest;
     let amount = size_text(dump.estimated_inuse_bytes);
@@ -43,7 +43,7 @@ pub(crate) fn dump_text(report: &DumpReport) -> String {
     append_unique(text, &report.warnings)
 }
 
-/// One line per kept dump: its id and size, and its trigger and RSS if both are known.
+/// Formats one line per kept dump: its id and size, and its trigger and RSS if both are known.
 pub(crate) fn kept_dumps_text(kept: &[KeptDump]) -> String {
     if kept.is_empty() {
         return "no dumps are kept".to_owned();
@@ -58,8 +58,8 @@ pub(crate) fn kept_dumps_text(kept: &[KeptDump]) -> String {
     kept.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// State of profiling in one line: start, interval, time limit, stack walkers, ages, labels, lost samples and unseen
-/// frees, as far as they apply. The reason and the remedy come last.
+/// Formats the state of profiling in one line: start, interval, time limit, stack walkers, ages, labels, lost samples,
+/// unseen frees and the stall of a dump, as far as they apply. The reason and the remedy come last.
 fn profiling_text(status: &ProfilerStatus) -> String {
     let mut text = format!("profiling is {}", status.profiling);
     if let (Some(since), Some(interval)) = (&status.active_since, status.sample_interval) {
@@ -122,7 +122,7 @@ fn profiling_text(status: &ProfilerStatus) -> String {
     append_unique(text, status.reason.iter().chain(&status.remedy))
 }
 
-/// Counts of label sets, such as ` (1000 of at most 1000 sets, in 400.0 KiB; 12 samples of others)`.
+/// Formats the counts of label sets, such as ` (1000 of at most 1000 sets, in 400.0 KiB; 12 samples of others)`.
 fn label_sets_text(sets: LabelSetStats) -> String {
     let LabelSetStats {
         seen,
@@ -141,8 +141,8 @@ fn label_sets_text(sets: LabelSetStats) -> String {
     )
 }
 
-/// One line per allocator, with the messages that it supports. Then one for a `malloc` that memprof does not know, and
-/// one for a stripped jemalloc, if there are such.
+/// Formats one line per allocator, with the messages that it supports. Then one for a `malloc` that memprof does not
+/// know, and one for a stripped jemalloc, if there are such.
 pub(crate) fn abilities_text(status: &ProfilerStatus) -> String {
     let line = |allocator: &AllocatorStatus| {
         let name = allocator.to_string();
@@ -158,7 +158,7 @@ pub(crate) fn abilities_text(status: &ProfilerStatus) -> String {
     lines.chain(unknown).chain(stripped).collect()
 }
 
-/// State of profiling and of `gdump` in one line, then one line per watch rule.
+/// Formats the state of profiling and of `gdump` in one line, then one line per watch rule.
 pub(crate) fn status_text(status: &ProfilerStatus) -> String {
     let mut text = profiling_text(status);
     if let Some(gdump) = &status.gdump {
@@ -187,7 +187,7 @@ fn times_text(count: u64) -> String {
     }
 }
 
-/// State of `gdump`, its progress, and the warnings.
+/// Formats the state of `gdump`, its progress, and the warnings.
 pub(crate) fn gdump_text(result: &GdumpResult) -> String {
     let progress = result.gdump.as_ref().map(gdump_progress);
     let text = match (result.state == OnOff::On, progress) {
@@ -200,7 +200,7 @@ pub(crate) fn gdump_text(result: &GdumpResult) -> String {
     append_unique(text, &result.warnings)
 }
 
-/// Progress of `gdump`: number of dumps taken, limit, and end time.
+/// Formats the progress of `gdump`: number of dumps taken, limit, and end time.
 fn gdump_progress(gdump: &GdumpStatus) -> String {
     let GdumpStatus {
         taken,
@@ -211,7 +211,7 @@ fn gdump_progress(gdump: &GdumpStatus) -> String {
     format!("gdump took {taken} of {files} dumps, until {until}")
 }
 
-/// One line per jemalloc: whether its background threads are on, and their maximum number.
+/// Formats one line per jemalloc: whether its background threads are on, and their maximum number.
 pub(crate) fn background_threads_text(states: &[BackgroundThreads]) -> String {
     let line = |background: &BackgroundThreads| {
         let state = if background.background_thread {
@@ -227,8 +227,8 @@ pub(crate) fn background_threads_text(states: &[BackgroundThreads]) -> String {
     states.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Header, totals and printout of one allocator. A summary of the arenas replaces glibc's printout. Without totals, the
-/// error or a line about a build without statistics stands in their place.
+/// Formats the header, totals and printout of one allocator. A summary of the arenas replaces glibc's printout. Without
+/// totals, the error or a line about a build without statistics stands in their place.
 pub(crate) fn stats_text(stats: &Stats) -> String {
     let head = format!("{} {}\n", stats.kind, stats.version);
     let totals = match (&stats.totals, &stats.error) {
@@ -246,7 +246,7 @@ pub(crate) fn stats_text(stats: &Stats) -> String {
     }
 }
 
-/// One line per total, in bytes and with a unit.
+/// Formats one line per total, in bytes and with a unit.
 fn totals_text(totals: &HeapTotals) -> String {
     let lines = [
         ("allocated", totals.allocated),
@@ -260,7 +260,7 @@ fn totals_text(totals: &HeapTotals) -> String {
     lines.concat()
 }
 
-/// A line with `name`, `value` in bytes, and the value with a unit, in columns.
+/// Formats a line with `name`, `value` in bytes, and the value with a unit, in columns.
 fn size_line(name: &str, value: u64) -> String {
     format!("{name:<10} {value:>16}  {}\n", size_text(value))
 }

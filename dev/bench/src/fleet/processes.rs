@@ -222,7 +222,7 @@ impl Processes {
             for index in 0..MILLIS_PER_HOUR / PROFILE_INTERVAL {
                 let time =
                     begin + index * PROFILE_INTERVAL + self.random.below(MAX_DELAY as usize) as i64;
-                self.advance(number);
+                self.simulate_until_next_profile(number);
                 let text = self.profile_json(number, machine, time, index == 0)?;
                 fs::write(spool.join(format!("{time:015}.{number}.json")), text)?;
             }
@@ -230,14 +230,17 @@ impl Processes {
         Ok(())
     }
 
-    /// Changes the memory of the process with that number until its next profile.
-    fn advance(&mut self, number: usize) {
-        let mut levels = std::mem::take(&mut self.processes[number].levels);
-        let (service, build) = (self.processes[number].service, self.processes[number].build);
+    /// Simulates what a process allocates and frees from one profile to the next. `process` is its index.
+    fn simulate_until_next_profile(&mut self, process: usize) {
+        let mut levels = std::mem::take(&mut self.processes[process].levels);
+        let (service, build) = (
+            self.processes[process].service,
+            self.processes[process].build,
+        );
         let accumulates = self.services[service].accumulates;
         for level in &mut levels {
             let object_bytes = self.services[service].stacks[level.stack].object_bytes;
-            // The leak of the new build.
+            // Build 1 is the new build, which leaks in stack 3.
             if build == 1 && level.stack == 3 {
                 level.samples += 0.2;
             }
@@ -258,7 +261,7 @@ impl Processes {
                 level.allocated[1] += (sampled * SAMPLE_INTERVAL / object_bytes) as i64;
             }
         }
-        self.processes[number].levels = levels;
+        self.processes[process].levels = levels;
     }
 
     /// Returns a profile of a process in the format of the spool, and adds it to the totals. `time` is in milliseconds

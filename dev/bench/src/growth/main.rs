@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use xtask::run::root;
+use xtask::run::project_root;
 
 use crate::case::GrowthCase;
 use crate::measurement::measure_case;
@@ -79,5 +79,5 @@ fn measure_cases(args: &[String]) -> Result<bool> {
 
 /// Directory of the cases and of the program that they ask about.
 fn directory() -> PathBuf {
-    root().join("dev/bench/growth")
+    project_root().join("dev/bench/growth")
 }

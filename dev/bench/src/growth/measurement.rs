@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bench::script::{Script, ScriptEnd};
-use xtask::run::{root, run};
+use xtask::run::{project_root, run};
 
 use crate::case::GrowthCase;
 use crate::directory;
@@ -42,7 +42,7 @@ pub(crate) fn measure_case(case: &GrowthCase, is_short: bool) -> Result<Measurem
     let mut usages = [CommandUsage::default(); 3];
     let (mut memory_ratio, mut peer_seconds) = (None, None);
     for (size, usage) in sizes.iter().zip(&mut usages) {
-        let place = tempfile::tempdir_in(root().join("target"))?;
+        let place = tempfile::tempdir_in(project_root().join("target"))?;
         let place = place.path();
         build_targets(place)?;
         let setup = run_script(&case.setup, place, *size, "")?;

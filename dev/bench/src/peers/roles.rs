@@ -6,7 +6,7 @@ use std::io::{self, BufReader, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use memprof_report::{Limits, parse, unsample};
+use memprof_report::{Limits, parse_profile, unsample};
 
 use super::{process_usage, symbolizing};
 
@@ -18,7 +18,7 @@ pub(crate) fn run_role(role: &[&str]) -> Result<()> {
         ["pprof_util", file] => convert_by_pprof_util(file),
         ["names", "memprof"] => symbolizing::symbolize_by_memprof(),
         ["names", "blazesym"] => symbolizing::symbolize_by_blazesym(),
-        ["memchr", file] => parse_and_memchr(file),
+        ["memchr", file] => print_parse_and_memchr_seconds(file),
         _ => bail!("no role: {role:?}"),
     }
 }
@@ -26,7 +26,7 @@ pub(crate) fn run_role(role: &[&str]) -> Result<()> {
 /// Parses, unsamples and interns a dump, as a child whose memory is measured.
 fn parse_file(file: &str) -> Result<()> {
     let mut bytes = BufReader::with_capacity(256 << 10, File::open(file)?);
-    let mut profile = parse(&mut bytes, &Limits::default(), false)?;
+    let mut profile = parse_profile(&mut bytes, &Limits::default(), false)?;
     unsample(&mut profile)?;
     Ok(())
 }
@@ -39,12 +39,12 @@ fn convert_by_pprof_util(file: &str) -> Result<()> {
     Ok(())
 }
 
-/// Prints the seconds of parse, unsample and intern, and those of one pass of memchr over the same buffer: for line
-/// ends, which any parser must find, and for a byte that does not occur.
-fn parse_and_memchr(file: &str) -> Result<()> {
+/// Prints three times in seconds, each the fastest of several runs: to parse and unsample the file, to find its line ends
+/// with memchr, which any parser must do, and to scan it with memchr for a byte that does not occur.
+fn print_parse_and_memchr_seconds(file: &str) -> Result<()> {
     let bytes = fs::read(file)?;
     let parsing = fastest_seconds(|| {
-        let mut profile = parse(&mut &bytes[..], &Limits::default(), false)?;
+        let mut profile = parse_profile(&mut &bytes[..], &Limits::default(), false)?;
         unsample(&mut profile)
     })?;
     let lines = fastest_seconds(|| {

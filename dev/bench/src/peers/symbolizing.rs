@@ -6,14 +6,14 @@ use std::time::Instant;
 use anyhow::Result;
 use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{Input, Symbolizer};
-use memprof_report::{AddressId, Limits, Sources, parse, symbolize};
+use memprof_report::{AddressId, Limits, Sources, parse_profile, symbolize};
 
 use crate::address_dump::dump_of_this_program;
 
 /// Symbolizes with memprof-report; prints the seconds and the number of addresses with a name.
 pub(super) fn symbolize_by_memprof() -> Result<()> {
     let (dump, addresses) = dump_of_this_program()?;
-    let mut profile = parse(&mut dump.as_bytes(), &Limits::default(), false)?;
+    let mut profile = parse_profile(&mut dump.as_bytes(), &Limits::default(), false)?;
     let sources = Sources {
         roots: vec!["/".into()],
         ..Sources::default()

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 
 use crate::limits::Measurements;
 use crate::ratios::Ratios;
@@ -86,7 +86,7 @@ fn record_program(
 
 /// Returns the command of a program as this variant starts it.
 fn variant_command(variant: Variant, command: Command, socket_dir: &Path) -> Command {
-    let mut run = Command::new(dist().join("bin/memprof"));
+    let mut run = Command::new(dist_dir().join("bin/memprof"));
     run.args(["run", "--socket-dir"]).arg(socket_dir);
     match variant {
         Bare => return command,

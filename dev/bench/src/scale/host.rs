@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use memprof_host::client::Client;
 use testkit::processes::status_number;
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 
 /// Rounds of each measurement, of which the median is used.
 const ROUNDS: usize = 7;
@@ -19,7 +19,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Path of the built plugin in `target/dist`.
 pub(super) fn plugin_path() -> PathBuf {
-    dist().join("plugins/memory_profile.so")
+    dist_dir().join("plugins/memory_profile.so")
 }
 
 /// Directory of the hosts' control sockets in the measurement's directory.

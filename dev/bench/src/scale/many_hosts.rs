@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 
 use super::Growth;
 use super::host::{Host, connect, median_milliseconds, plugin_path, preload_command, socket_dir};
@@ -42,7 +42,7 @@ pub(super) fn time_queries(dir: &Path, measurements: &mut Measurements) -> Resul
                 .message("memory_profile", "status", "", None)?;
         }
         let memprof = |args: &[&str]| -> Result<String> {
-            let mut command = Command::new(dist().join("bin/memprof"));
+            let mut command = Command::new(dist_dir().join("bin/memprof"));
             let output = command
                 .args(args)
                 .env("MEMPROF_SOCKET_DIR", socket_dir(dir));
@@ -68,7 +68,7 @@ pub(super) fn time_queries(dir: &Path, measurements: &mut Measurements) -> Resul
 /// Median milliseconds of a list of all hosts over HTTP. Fails if it has fewer than `count` hosts.
 fn time_http_list(dir: &Path, count: usize) -> Result<f64> {
     let http = dir.join("scale.sock");
-    let mut serve = Command::new(dist().join("bin/memprof"));
+    let mut serve = Command::new(dist_dir().join("bin/memprof"));
     serve.arg("serve").arg("--socket").arg(&http);
     serve.env("MEMPROF_SOCKET_DIR", socket_dir(dir));
     let mut server = Host::start(serve.stderr(Stdio::piped()), dir)?;
@@ -101,7 +101,7 @@ pub(super) fn measure_memory_after_reconnects(
         dir.join("dumps")
     );
     fs::write(&config, text)?;
-    let mut command = Command::new(dist().join("examples/rust_host"));
+    let mut command = Command::new(dist_dir().join("examples/rust_host"));
     command.arg("--config").arg(&config).stderr(Stdio::null());
     let host = Host(command.spawn()?);
     connect(&socket)?;

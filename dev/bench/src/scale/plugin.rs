@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 use memprof_host::client::Client;
 use memprof_host::protocol::Delivery;
 use torture::many_stacks::ManyStacks;
-use xtask::run::{root, run};
+use xtask::run::{project_root, run};
 
 use super::Growth;
 use super::host::{Host, median_milliseconds, plugin_path, preload_command};
@@ -49,7 +49,7 @@ pub(super) fn measure_dumps_and_searches_by_libraries(
     measurements: &mut Measurements,
 ) -> Result<()> {
     let (program, library) = (dir.join("many_objects"), dir.join("object.so"));
-    let source = root().join("dev/bench/src/many_objects.c");
+    let source = project_root().join("dev/bench/src/many_objects.c");
     run(Command::new("cc").arg("-o").arg(&program).arg(&source))?;
     run(Command::new("cc")
         .args(["-shared", "-fPIC", "-DLIBRARY", "-o"])

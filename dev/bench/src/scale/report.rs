@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::Result;
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 use xtask::run::run;
 
 use super::Growth;
@@ -24,7 +24,7 @@ pub(super) fn measure_reports_by_bytes(dir: &Path, measurements: &mut Measuremen
         let dump = synthetic::named_dump(nodes)?;
         fs::write(&file, &dump)?;
         let time = median_milliseconds(|| {
-            let mut report = Command::new(dist().join("bin/memprof"));
+            let mut report = Command::new(dist_dir().join("bin/memprof"));
             report.arg("report").arg("--no-symbols").arg(&file);
             run(report.stdout(Stdio::null()).stderr(Stdio::null()))
         })?;

@@ -8,7 +8,7 @@ mod table;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use xtask::run::root;
+use xtask::run::project_root;
 
 use crate::case::Area;
 use crate::table::Table;
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
 /// Judges the cases of the areas that `args` name, or of all areas if they name none; `--short` leaves out the long
 /// cases.
 fn judge_areas(args: &[String]) -> Result<Table> {
-    let directory = root().join("dev/bench/truth");
+    let directory = project_root().join("dev/bench/truth");
     let known = case::list_areas(&directory)?;
     let (mut wanted, mut short) = (Vec::new(), false);
     for arg in args {

@@ -59,16 +59,16 @@ impl From<ExitStatus> for ExitReport {
     }
 }
 
-/// Starts a server under `wrapper` and waits until it replies. Fails, with the end of its log, if it exits or does not
-/// reply in time.
-pub(crate) fn start(
+/// Starts a server under `wrapper`, in a process group of its own, and waits until it replies. Fails, with the end of
+/// its log, if it exits or does not reply in time.
+pub(crate) fn start_server(
     server: Server,
     dir: ServerDir,
     command: &Command,
     wrapper: &[OsString],
 ) -> Result<RunningServer> {
     let log = File::create(dir.path().join("log"))?;
-    let mut wrapped = wrap(command, wrapper);
+    let mut wrapped = wrap_command(command, wrapper);
     let child = dir
         .run_as_server_user(&mut wrapped)
         .current_dir(dir.path())
@@ -90,9 +90,9 @@ pub(crate) fn start(
     Ok(running)
 }
 
-/// Appends the command's program and arguments to `wrapper`, and keeps its environment. An empty `wrapper` leaves the
-/// command as it is.
-fn wrap(command: &Command, wrapper: &[OsString]) -> Command {
+/// Returns the command with its program and arguments after those of `wrapper`, and with its environment. An empty
+/// `wrapper` leaves the command as it is.
+fn wrap_command(command: &Command, wrapper: &[OsString]) -> Command {
     let mut arguments = wrapper.to_vec();
     arguments.push(command.get_program().to_owned());
     arguments.extend(command.get_args().map(OsString::from));
@@ -146,12 +146,12 @@ impl RunningServer {
         &self.dir
     }
 
-    /// Process id of the process that was started.
+    /// Returns the pid of the process that was started.
     pub fn main_pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Process id of the process that tests profile.
+    /// Returns the pid of the process that tests profile.
     ///
     /// # Errors
     /// No process matches [`Server::profiled`].
@@ -181,7 +181,7 @@ impl RunningServer {
         self.server.fork.map(|fork| fork(self)).transpose()
     }
 
-    /// Fails if the process that was started has exited.
+    /// Checks that the process that was started still runs.
     ///
     /// # Errors
     /// It has exited; the end of the log is in the error.
@@ -192,12 +192,12 @@ impl RunningServer {
         }
     }
 
-    /// Appends the end of the log to an error.
+    /// Returns an error with the text of `error` and the end of the log.
     pub fn error_with_log(&self, error: &anyhow::Error) -> anyhow::Error {
         anyhow::anyhow!("{error:#}; {}", self.log())
     }
 
-    /// Last lines of the server's standard output and error.
+    /// Returns the last lines of the server's standard output and error, for an error text.
     pub fn log(&self) -> String {
         let log = fs::read(self.dir.path().join("log")).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
@@ -212,7 +212,7 @@ impl RunningServer {
         Ok(kill(Pid::from_raw(self.main_pid().cast_signed()), signal)?)
     }
 
-    /// Polls until `poll` returns a value, and returns that. `what` names it in the error.
+    /// Calls `poll` until it returns a value, and returns that. `what` names the value in the error.
     ///
     /// # Errors
     /// `poll` fails, the server exits, or a minute passes.

@@ -47,7 +47,7 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts Debian's chromium and chromedriver, with a new profile.
+    /// Starts Debian's chromium and chromedriver, with a new profile, and opens an empty page of 1280 by 900 pixels.
     pub fn open() -> Self {
         let mut driver = Command::new("chromedriver")
             .arg("--port=0")
@@ -92,20 +92,20 @@ impl Browser {
         self.post_command("url", &json!({ "url": address }));
     }
 
-    /// Runs a script and returns its result; null if it returns nothing.
+    /// Runs the body of a JavaScript function, and returns what it returns; null if it returns nothing.
     pub fn run_script(&self, script: &str) -> Value {
         self.post_command("execute/sync", &json!({ "script": script, "args": [] }))
     }
 
-    /// Runs a script and returns the value with which it calls `done(value)`. Panics if it has not after
-    /// `SCRIPT_TIMEOUT_MS`.
+    /// Runs a script of JavaScript, and returns the value with which it calls `done(value)`. Panics if it has not
+    /// called it after `SCRIPT_TIMEOUT_MS`.
     pub fn run_async_script(&self, script: &str) -> Value {
         let script = format!("const done = arguments[0]; {script}");
         self.post_command("execute/async", &json!({ "script": script, "args": [] }))
     }
 
-    /// Polls every 20 ms until an expression is truthy, and returns its value. A `TypeError` counts as false. Panics on
-    /// another error, and after `SCRIPT_TIMEOUT_MS`.
+    /// Polls every 20 ms until an expression of JavaScript is truthy, and returns its value. A `TypeError` counts as
+    /// false. Panics on another error, and after `SCRIPT_TIMEOUT_MS`.
     pub fn wait_for(&self, expression: &str) -> Value {
         self.run_async_script(&format!(
             "const look = () => {{
@@ -139,7 +139,7 @@ impl Browser {
         self.post_command("actions", &json!({ "actions": [keyboard] }));
     }
 
-    /// Visible text of the first element that a CSS selector matches.
+    /// Returns the visible text of the first element that a CSS selector matches.
     pub fn text(&self, selector: &str) -> String {
         let element = self.find_element(selector);
         let text = self.get(&format!("element/{element}/text"));
@@ -188,7 +188,8 @@ impl Browser {
         fs::write(file, BASE64_STANDARD.decode(png.as_str().unwrap()).unwrap()).unwrap();
     }
 
-    /// Messages of the console since the last call, with errors of the network and of the content security policy.
+    /// Returns the messages of the console since the last call, with errors of the network and of the content security
+    /// policy.
     pub fn take_console_messages(&self) -> Vec<String> {
         let log = self.post_command("se/log", &json!({ "type": "browser" }));
         let lines = log.as_array().unwrap().iter();
@@ -197,7 +198,7 @@ impl Browser {
             .collect()
     }
 
-    /// URLs that pages requested since the last call.
+    /// Returns the URLs that pages requested since the last call.
     pub fn take_requests(&self) -> Vec<String> {
         let log = self.post_command("se/log", &json!({ "type": "performance" }));
         let lines = log.as_array().unwrap().iter();
@@ -213,9 +214,9 @@ impl Browser {
             .collect()
     }
 
-    /// Findings of axe in the page as it is: the rule and the first element that breaks it.
+    /// Runs the checker axe in the page as it is. Returns its findings: the rule and the first element that breaks it.
     pub fn accessibility_findings(&self) -> Vec<String> {
-        let python = testkit::python::interpreter(&AXE).expect("pip installs axe");
+        let python = testkit::python::install_packages(&AXE).expect("pip installs axe");
         let libraries = python.parent().unwrap().with_file_name("lib");
         let mut versions = fs::read_dir(&libraries).unwrap();
         // The only entry is the directory of Python's version.

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::s3::BUCKET;
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 
 /// Time of the first dump, 2026-11-21T10:00:00Z, in milliseconds since 1970.
 const FIRST_DUMP_TIME: u64 = 1_795_255_200_000;
@@ -81,7 +81,7 @@ impl FleetFixture {
 
     /// Returns a command that executes `memprof-fleet` with the configuration, and with these arguments.
     pub(super) fn fleet_command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(dist().join("bin/memprof-fleet"));
+        let mut command = Command::new(dist_dir().join("bin/memprof-fleet"));
         command
             .args(args)
             .arg("--config")

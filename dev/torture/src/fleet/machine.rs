@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use serde_json::json;
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 
 use super::fixture::{AgentProcess, FleetFixture, dump_json};
 
@@ -59,12 +59,12 @@ impl Machine {
         );
         let fixture = FleetFixture::new(store, environment, &rules)?;
         let agent = fixture.fleet_command(&["agent", "--nats", nats]);
-        let program = options.has_process.then(|| dist().join("torture/idle"));
+        let program = options.has_process.then(|| dist_dir().join("torture/idle"));
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--mount-proc", "--uts", "--kill-child"]);
         command.args(["nice", "sh", "-c", START, "sh", &machine_name(options.name)]);
         command.arg(program.unwrap_or_default());
-        command.arg(dist().join("bin/memprof"));
+        command.arg(dist_dir().join("bin/memprof"));
         command.arg(agent.get_program()).args(agent.get_args());
         for (name, value) in agent.get_envs() {
             if let Some(value) = value {

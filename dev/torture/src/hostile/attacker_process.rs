@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 use xtask::run::copy_program;
 
 use super::forgery::Forgery;
@@ -86,7 +86,7 @@ impl AttackerDirs {
         fs::set_permissions(dirs.0.path(), Permissions::from_mode(0o755))?;
         fs::create_dir(dirs.writable())?;
         fs::create_dir(dirs.guarded())?;
-        copy_program(&dist().join("torture/attacker"), &dirs.program())?;
+        copy_program(&dist_dir().join("torture/attacker"), &dirs.program())?;
         Ok(dirs)
     }
 

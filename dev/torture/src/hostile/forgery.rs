@@ -11,7 +11,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use object::Endianness;
 use object::elf::FileHeader64;
 use object::read::elf::FileHeader as _;
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 use xtask::run::run;
 
 /// Offset in the sparse file from which it has no data.
@@ -52,7 +52,7 @@ impl Forgery {
             _ => name,
         };
         let path = directory.join(name);
-        fs::copy(dist().join("torture/attacker_library.so"), &path)?;
+        fs::copy(dist_dir().join("torture/attacker_library.so"), &path)?;
         match self {
             Self::Whole | Self::Name => {}
             Self::Section(name) => {

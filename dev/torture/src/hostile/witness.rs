@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 
 /// Limits of a command.
 #[derive(Clone, Copy, Debug)]
@@ -63,10 +63,10 @@ pub(super) fn run(program: &str, args: &[&str], limit: ResourceLimit) -> Result<
     let (report, temporary) = (dir.path().join("report"), dir.path().join("temporary"));
     fs::create_dir(&temporary)?;
     let output_path = |name: &str| dir.path().join(name);
-    let status = Command::new(dist().join("torture/witness"))
+    let status = Command::new(dist_dir().join("torture/witness"))
         .arg(&report)
         .arg((limit.seconds * 1000).to_string())
-        .arg(dist().join("bin").join(program))
+        .arg(dist_dir().join("bin").join(program))
         .args(args)
         .env("TMPDIR", &temporary)
         .stdin(Stdio::null())

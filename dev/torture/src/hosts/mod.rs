@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::SuiteLength;
 use super::host::HostSetup;
 use hostile_host::{HostileHosts, Misbehaviour};
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 
 /// User ID of the hostile hosts, which no machine uses.
 const HOSTILE_UID: u32 = 4_242_001;
@@ -107,7 +107,7 @@ impl CliUser {
     fn run(&self, args: &[&str]) -> Result<String> {
         let output = Command::new("timeout")
             .arg(COMMAND_TIMEOUT.as_secs().to_string())
-            .arg(dist().join("bin/memprof"))
+            .arg(dist_dir().join("bin/memprof"))
             .args(args)
             .env("MEMPROF_SOCKET_DIR", &self.sockets)
             .env("TMPDIR", self.temp_dir.path())
@@ -131,7 +131,7 @@ impl CliUser {
     /// Starts `memprof serve`, and returns its HTTP response with the list of hosts.
     fn serve_hosts(&self) -> Result<String> {
         let mut server = Server(
-            Command::new(dist().join("bin/memprof"))
+            Command::new(dist_dir().join("bin/memprof"))
                 .args(["serve", "--listen", "127.0.0.1:0"])
                 .env("MEMPROF_SOCKET_DIR", &self.sockets)
                 .stderr(Stdio::piped())

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use super::super::host::REPLY_TIMEOUT;
 use testkit::processes::status_field;
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 use xtask::run::copy_program;
 
 /// Timeout of a command, in seconds.
@@ -42,7 +42,7 @@ impl Tools {
         for file in ["bin/memprof", "plugins/memory_profile.so"] {
             let copy = dir.path().join(file);
             fs::create_dir(copy.parent().context("a file in a directory")?)?;
-            copy_program(&dist().join(file), &copy)?;
+            copy_program(&dist_dir().join(file), &copy)?;
         }
         Ok(Self {
             dir,

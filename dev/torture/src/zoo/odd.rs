@@ -1,7 +1,7 @@
 //! Variants of odd.c: by its first argument, its linking and its environment.
 
 use super::lines::Lines;
-use xtask::dist::dist;
+use xtask::dist::dist_dir;
 
 /// Programs built from odd.c, with their linker options.
 pub(crate) const LINKED: [(&str, &[&str]); 4] = [
@@ -127,7 +127,7 @@ impl Odd {
 
     /// Returns the description by which the variant is started, and the line to which it replies.
     pub(super) fn lines(&self) -> Lines {
-        let program = dist().join("torture").join(self.program);
+        let program = dist_dir().join("torture").join(self.program);
         Lines {
             words: vec![program.display().to_string(), self.kind.to_owned()],
             variable: self.variable,

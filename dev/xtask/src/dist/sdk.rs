@@ -6,8 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::install;
-use crate::run::{cargo, root, run};
+use super::install_file;
+use crate::run::{cargo_command, project_root, run};
 
 /// Crates that authors of plugins and hosts depend on, and those of the project that these need.
 pub const SDK: &[&str] = &[
@@ -20,21 +20,22 @@ pub const SDK: &[&str] = &[
     "memprof-ptrace",
 ];
 
-/// Directory into which cargo packs the SDK. Tests build outside of the workspace beside it, with the same dependencies.
-fn packed_sdk() -> PathBuf {
-    root().join("target/abi/package")
+/// Returns the directory into which cargo packs the SDK. Tests build outside of the workspace beside it, with the same
+/// dependencies.
+fn packed_sdk_dir() -> PathBuf {
+    project_root().join("target/abi/package")
 }
 
 /// Packs the crates of the SDK as they would be published. With `verify`, builds each from its package.
 pub fn pack_sdk(verify: bool) -> Result<()> {
-    let packed = packed_sdk();
-    // An older version's files would be unpacked too.
+    let packed = packed_sdk_dir();
+    // The files of an older version would be unpacked into the SDK too.
     if packed.exists() {
         fs::remove_dir_all(&packed).with_context(|| packed.display().to_string())?;
     }
-    let target = root().join("target/abi");
-    forget_packed(&target)?;
-    let mut package = cargo(&["package", "--quiet", "--allow-dirty"]);
+    let target = project_root().join("target/abi");
+    remove_cached_sdk(&target)?;
+    let mut package = cargo_command(&["package", "--quiet", "--allow-dirty"]);
     package.args((!verify).then_some("--no-verify"));
     for name in SDK {
         package.args(["--package", name]);
@@ -42,10 +43,10 @@ pub fn pack_sdk(verify: bool) -> Result<()> {
     run(package.arg("--target-dir").arg(target))
 }
 
-/// Removes what cargo keeps of packed crates: their sources, unpacked in its home, and what it has built in `target`. It
-/// knows them by their versions, and would take those of an earlier state.
-fn forget_packed(target: &Path) -> Result<()> {
-    let mut clean = cargo(&["clean", "--quiet"]);
+/// Removes what cargo has cached of packed crates: their sources, unpacked in cargo's home, and what it has built of
+/// them in `target`. Cargo tells cached crates apart by their versions only, so it would use those of an earlier state.
+fn remove_cached_sdk(target: &Path) -> Result<()> {
+    let mut clean = cargo_command(&["clean", "--quiet"]);
     for name in SDK {
         clean.args(["--package", name]);
     }
@@ -53,7 +54,7 @@ fn forget_packed(target: &Path) -> Result<()> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(std::env::home_dir()?.join(".cargo")));
     let sources = home.context("HOME is not set")?.join("registry/src");
-    // The registry of packed crates has no name before the hash of its path.
+    // Cargo names a registry's directory HOST-HASH; that of packed crates has no host.
     let registries = list_directory(&sources)?;
     for registry in registries
         .iter()
@@ -62,7 +63,7 @@ fn forget_packed(target: &Path) -> Result<()> {
         let unpacked = list_directory(registry)?;
         for sources in unpacked
             .iter()
-            .filter(|path| sdk_crate(file_name(path)).is_some())
+            .filter(|path| find_sdk_crate(file_name(path)).is_some())
         {
             fs::remove_dir_all(sources).with_context(|| sources.display().to_string())?;
         }
@@ -70,8 +71,9 @@ fn forget_packed(target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the crate of the SDK of which a file or directory has the name and version: `memprof-own-0.2.0`.
-fn sdk_crate(packed_name: &str) -> Option<&'static str> {
+/// Returns the crate of the SDK to which a file or directory with a name and version belongs, as `memprof-own-0.2.0`
+/// does. `None` if it belongs to none.
+fn find_sdk_crate(packed_name: &str) -> Option<&'static str> {
     let has_version = |name: &&str| {
         let version = packed_name
             .strip_prefix(*name)
@@ -81,14 +83,14 @@ fn sdk_crate(packed_name: &str) -> Option<&'static str> {
     SDK.iter().copied().find(has_version)
 }
 
-/// Name of a file; empty if it is not UTF-8.
+/// Returns the name of a file; empty if it is not UTF-8.
 fn file_name(path: &Path) -> &str {
     path.file_name()
         .and_then(|name| name.to_str())
         .unwrap_or_default()
 }
 
-/// Paths in a directory; none if it does not exist.
+/// Returns the paths in a directory; none if it does not exist.
 fn list_directory(directory: &Path) -> Result<Vec<PathBuf>> {
     if !directory.exists() {
         return Ok(Vec::new());
@@ -113,19 +115,19 @@ const SDK_EXAMPLES: &[&str] = &[
     "plugins/hello-c/worker.c",
 ];
 
-/// Lays out what authors of plugins and hosts need: the crates of the SDK as they would be published, each in a folder
-/// with its name, headers and examples.
+/// Lays out what authors of plugins and hosts need in the directory `sdk`: the crates of the SDK as they would be
+/// published, each in a folder with its name, headers and examples.
 pub fn lay_out_sdk(sdk: &Path) -> Result<()> {
     for (files, folder) in [(HEADERS, "include"), (SDK_EXAMPLES, "examples")] {
         for file in files {
             let name = Path::new(file).file_name().context("a file's name")?;
-            install(&root().join(file), &sdk.join(folder).join(name))?;
+            install_file(&project_root().join(file), &sdk.join(folder).join(name))?;
         }
     }
     pack_sdk(false)?;
-    for path in list_directory(&packed_sdk())? {
+    for path in list_directory(&packed_sdk_dir())? {
         let packed = file_name(&path).strip_suffix(".crate");
-        let Some(name) = packed.and_then(sdk_crate) else {
+        let Some(name) = packed.and_then(find_sdk_crate) else {
             continue;
         };
         let folder = sdk.join(name);
@@ -140,8 +142,8 @@ pub fn lay_out_sdk(sdk: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes the path of its neighbour into each dependency of a packed crate on another crate of the SDK, so that `cargo
-/// add --path` is enough.
+/// Adds to each dependency of a packed crate on another crate of the SDK the path of that crate's folder beside it, so
+/// that `cargo add --path` is enough.
 fn add_neighbour_paths(manifest: &Path) -> Result<()> {
     let text = fs::read_to_string(manifest).with_context(|| manifest.display().to_string())?;
     let with_paths = SDK.iter().fold(text, |text, name| {

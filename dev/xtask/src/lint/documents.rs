@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use xtask::run::root;
+use xtask::run::project_root;
 
 /// The book, whose links a test of memprof-cli follows.
 const BOOK: &str = "docs/src";
@@ -20,7 +20,7 @@ const MAPS: [&str; 3] = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/design"];
 /// A folder or a document cannot be read.
 pub(super) fn find_faults() -> Result<Vec<String>> {
     let mut files = Vec::new();
-    add_files(&root(), Path::new(""), &mut files)?;
+    add_files(&project_root(), Path::new(""), &mut files)?;
     let is_document = |file: &&PathBuf| {
         let is_markdown = file.extension().is_some_and(|extension| extension == "md");
         is_markdown && !file.starts_with(BOOK) && !file.starts_with("hosts-examples")
@@ -28,7 +28,7 @@ pub(super) fn find_faults() -> Result<Vec<String>> {
     let known = path_ends(&files);
     let mut faults = Vec::new();
     for file in files.iter().filter(is_document) {
-        let text = fs::read_to_string(root().join(file));
+        let text = fs::read_to_string(project_root().join(file));
         let text = text.with_context(|| file.display().to_string())?;
         faults.extend(document_faults(file, &text, &known));
     }
@@ -53,7 +53,8 @@ fn add_files(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> Result<()>
     Ok(())
 }
 
-/// Each path, and each of its ends: `src/lint/words.rs`, `lint/words.rs`, `words.rs`. Folders count too.
+/// Returns each path and each of its ends: `src/lint/words.rs`, `lint/words.rs`, `words.rs`. Also those of the folders
+/// above it.
 fn path_ends(files: &[PathBuf]) -> HashSet<PathBuf> {
     let mut ends = HashSet::new();
     for file in files {
@@ -65,7 +66,8 @@ fn path_ends(files: &[PathBuf]) -> HashSet<PathBuf> {
     ends
 }
 
-/// Faults of one document: links, and in one of [`MAPS`] also names of source files.
+/// Returns the faults of one document: links and, in a document of [`MAPS`], names of source files that are not in
+/// `known`.
 fn document_faults(file: &Path, text: &str, known: &HashSet<PathBuf>) -> Vec<String> {
     let is_map = MAPS.iter().any(|map| file.starts_with(map));
     let folder = file.parent().unwrap_or(Path::new(""));
@@ -78,7 +80,7 @@ fn document_faults(file: &Path, text: &str, known: &HashSet<PathBuf>) -> Vec<Str
             }
         };
         for link in link_targets(line) {
-            check(join_normalized(folder, link), link);
+            check(resolve_link(folder, link), link);
         }
         for name in source_file_names(line).filter(|_| is_map) {
             check(PathBuf::from(name), name);
@@ -87,14 +89,16 @@ fn document_faults(file: &Path, text: &str, known: &HashSet<PathBuf>) -> Vec<Str
     faults
 }
 
-/// Targets of the links of a line, without their fragments; not those to other sites, or within the document.
+/// Returns the targets of the links in a line, without their fragments; not those to other sites, or within the
+/// document.
 fn link_targets(line: &str) -> impl Iterator<Item = &str> {
     let targets = line.split("](").skip(1);
     let targets = targets.filter_map(|rest| rest.split([')', '#']).next());
     targets.filter(|target| !target.is_empty() && !target.contains("://"))
 }
 
-/// Words of a line that name a file of Rust or JavaScript. `NAME.rs` stands for any.
+/// Returns the words of a line that name a file of Rust or JavaScript. A name with `NAME` in it stands for any, and is
+/// left out.
 fn source_file_names(line: &str) -> impl Iterator<Item = &str> {
     let words = line.split(|c: char| !c.is_ascii_alphanumeric() && !"_-./".contains(c));
     words.filter(|word| {
@@ -103,8 +107,8 @@ fn source_file_names(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Path to which a link in a document of `folder` leads, without `..`.
-fn join_normalized(folder: &Path, link: &str) -> PathBuf {
+/// Returns the path to which a link in a document of `folder` leads, without `..`.
+fn resolve_link(folder: &Path, link: &str) -> PathBuf {
     let mut path = folder.to_owned();
     for part in Path::new(link).components() {
         match part {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use syn::visit::Visit;
-use xtask::run::{members, root};
+use xtask::run::{project_root, workspace_members};
 
 /// The crate whose modules are declared in the order of their dependencies.
 const ORDERED_CRATE: &str = "memprof-core";
@@ -35,8 +35,8 @@ struct Module {
 /// All modules of a crate.
 type Modules = BTreeMap<ModuleName, Module>;
 
-/// Finds modules that depend on each other in a cycle, are too long or, in [`ORDERED_CRATE`], use one that is declared
-/// after them. Each fault is a line with the name of the crate.
+/// Finds modules that depend on each other in a cycle, are too long or, in [`ORDERED_CRATE`], use a module that is
+/// declared after them. Each fault is a line with the name of the crate.
 pub(super) fn find_faults() -> Result<Vec<String>> {
     let mut faults = Vec::new();
     for (name, file) in crate_roots()? {
@@ -63,10 +63,12 @@ pub(super) fn find_faults() -> Result<Vec<String>> {
     Ok(faults)
 }
 
-/// Folder of each crate with its root file, `src/lib.rs` or `src/main.rs`. A crate with both is there twice.
+/// Returns the folder of each crate with its root file, `src/lib.rs` or `src/main.rs`. A crate with both is listed
+/// twice.
 fn crate_roots() -> Result<Vec<(String, PathBuf)>> {
-    let roots = members()?.into_iter().flat_map(|member| {
-        let files = ["src/lib.rs", "src/main.rs"].map(|file| root().join(&member).join(file));
+    let roots = workspace_members()?.into_iter().flat_map(|member| {
+        let files =
+            ["src/lib.rs", "src/main.rs"].map(|file| project_root().join(&member).join(file));
         files
             .into_iter()
             .filter(|file| file.exists())
@@ -79,12 +81,12 @@ fn crate_roots() -> Result<Vec<(String, PathBuf)>> {
 fn read_modules(file: &Path) -> Result<Modules> {
     let mut modules = Modules::new();
     let directory = file.parent().context("a file without a directory")?;
-    read_file(file, directory, &ModuleName::new(), &mut modules)?;
+    read_module_file(file, directory, &ModuleName::new(), &mut modules)?;
     Ok(modules)
 }
 
-/// Adds the module `name` of a file, and its submodules, whose files lie in `directory`.
-fn read_file(
+/// Reads the file of the module `name`. Adds this module, and its submodules, whose files lie in `directory`.
+fn read_module_file(
     file: &Path,
     directory: &Path,
     name: &ModuleName,
@@ -92,7 +94,7 @@ fn read_file(
 ) -> Result<()> {
     let text = std::fs::read_to_string(file)?;
     let items = syn::parse_file(&text)?.items;
-    read_items(items, file, directory, name, modules)?;
+    read_module_items(items, file, directory, name, modules)?;
     if let Some(module) = modules.get_mut(name) {
         module.lines = lines_without_tests(&text);
     }
@@ -106,7 +108,7 @@ fn lines_without_tests(text: &str) -> usize {
 }
 
 /// Adds the module `name` with these items of `file`, and its submodules. Skips modules of tests.
-fn read_items(
+fn read_module_items(
     items: Vec<syn::Item>,
     file: &Path,
     directory: &Path,
@@ -127,7 +129,7 @@ fn read_items(
         let mut child_name = name.clone();
         child_name.push(child.clone());
         if let Some((_, items)) = declared.content {
-            read_items(items, file, &inside, &child_name, modules)?;
+            read_module_items(items, file, &inside, &child_name, modules)?;
         } else {
             let beside = file.parent().context("a file without a directory")?;
             let candidates = match path_attribute(&declared.attrs) {
@@ -136,7 +138,7 @@ fn read_items(
             };
             let found = candidates.into_iter().find(|file| file.exists());
             let found = found.with_context(|| format!("no file for mod {child}"))?;
-            read_file(&found, &inside, &child_name, modules)
+            read_module_file(&found, &inside, &child_name, modules)
                 .with_context(|| format!("read {}", found.display()))?;
         }
         module.children.push(child);
@@ -154,7 +156,7 @@ fn has_cfg_test(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-/// Value of `#[path]`, or of the first one that a `cfg_attr` sets. `None` without such an attribute.
+/// Returns the value of `#[path]`, or of the last `path` in a `cfg_attr`. `None` without such an attribute.
 fn path_attribute(attributes: &[syn::Attribute]) -> Option<String> {
     attributes.iter().find_map(|attribute| {
         let tokens = match &attribute.meta {
@@ -239,7 +241,7 @@ impl<'ast> Visit<'ast> for ImportVisitor<'_> {
 
 /// Returns the module of the item that the module `at` calls `path`. `None` if it is outside of the crate. `depth` is
 /// the number of imports followed so far, which is limited because imports may form a cycle.
-fn resolve(
+fn resolve_module(
     modules: &Modules,
     at: &ModuleName,
     path: &[String],
@@ -259,11 +261,13 @@ fn resolve(
             other => {
                 let imported = module.imports.get(other);
                 let Some(imported) = imported.filter(|_| depth < MAX_IMPORT_DEPTH) else {
+                    // The segment is no module: an item of the module `now` or, as the first one, a name from another
+                    // crate.
                     return (!is_first).then_some(now);
                 };
                 let mut path = imported.clone();
                 path.extend_from_slice(others);
-                return resolve(modules, &now, &path, depth + 1);
+                return resolve_module(modules, &now, &path, depth + 1);
             }
         }
         is_first = false;
@@ -272,8 +276,11 @@ fn resolve(
     Some(now)
 }
 
-/// The child modules of `parent`, each with the siblings that it, or a module in it, uses.
-fn dependencies(modules: &Modules, parent: &ModuleName) -> BTreeMap<String, BTreeSet<String>> {
+/// Returns the child modules of `parent`, each with the siblings that it, or a module in it, uses.
+fn sibling_dependencies(
+    modules: &Modules,
+    parent: &ModuleName,
+) -> BTreeMap<String, BTreeSet<String>> {
     let mut dependencies = BTreeMap::<_, BTreeSet<_>>::new();
     let level = parent.len();
     let within = |name: &ModuleName| name.len() > level && name.starts_with(parent);
@@ -281,7 +288,7 @@ fn dependencies(modules: &Modules, parent: &ModuleName) -> BTreeMap<String, BTre
         let targets = module
             .paths
             .iter()
-            .filter_map(|path| resolve(modules, name, path, 0))
+            .filter_map(|path| resolve_module(modules, name, path, 0))
             .filter(within)
             .map(|target| target[level].clone())
             .filter(|target| *target != name[level]);
@@ -293,11 +300,11 @@ fn dependencies(modules: &Modules, parent: &ModuleName) -> BTreeMap<String, BTre
     dependencies
 }
 
-/// Finds the cycles, as `a → b → a`: one for each set of modules that all reach each other.
+/// Finds cycles of modules that use each other, as `a → b → a`: one for each set of modules that all reach each other.
 fn find_cycles(modules: &Modules) -> Vec<String> {
     let mut cycles = Vec::new();
     for parent in modules.keys() {
-        let dependencies = dependencies(modules, parent);
+        let dependencies = sibling_dependencies(modules, parent);
         let mut known = BTreeSet::new();
         for start in dependencies.keys() {
             let cycle = shortest_path(&dependencies, start, start);
@@ -315,7 +322,8 @@ fn find_cycles(modules: &Modules) -> Vec<String> {
     cycles
 }
 
-/// The shortest path along the dependencies, with both ends. `None` if none leads there.
+/// Returns the shortest path along the dependencies, with both ends; from a module to itself, it is a cycle. `None` if
+/// there is none.
 fn shortest_path(
     dependencies: &BTreeMap<String, BTreeSet<String>>,
     from: &str,
@@ -338,12 +346,12 @@ fn shortest_path(
     None
 }
 
-/// Lines about modules of the crate's root that use one which it declares after them.
+/// Returns a line for each module of the crate's root that uses one which the root declares after it.
 fn upward_dependencies(modules: &Modules) -> Vec<String> {
     let order = &modules[&ModuleName::new()].children;
     let position = |name: &String| order.iter().position(|each| each == name);
     let mut upward = Vec::new();
-    for (from, targets) in dependencies(modules, &ModuleName::new()) {
+    for (from, targets) in sibling_dependencies(modules, &ModuleName::new()) {
         let above = targets.iter().filter(|to| position(to) > position(&from));
         upward.extend(above.map(|to| format!("{from} uses {to}, which lib.rs declares after it")));
     }

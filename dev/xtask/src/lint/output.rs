@@ -49,8 +49,8 @@ const EXCEPTIONS: &[[&str; 3]] = &[
     ],
 ];
 
-/// Finds calls that print or create files in programs, which leave that to memprof-output; those in [`EXCEPTIONS`] are
-/// right. Each fault is `FILE: what`.
+/// Finds calls that print or create files in the crates of programs, which leave that to memprof-output; those in
+/// [`EXCEPTIONS`] are allowed. Each fault is `FILE: what`.
 pub(super) fn find_faults(files: &[SourceFile]) -> Vec<String> {
     let programs = files
         .iter()
@@ -61,7 +61,7 @@ pub(super) fn find_faults(files: &[SourceFile]) -> Vec<String> {
             let mut exceptions = EXCEPTIONS.iter();
             exceptions.any(|[of, excepted, _]| *of == path && *excepted == call)
         };
-        let calls = calls_in(&file.text).into_iter();
+        let calls = output_calls(&file.text).into_iter();
         let calls: Vec<_> = calls.filter(|call| !is_exception(call)).collect();
         calls
             .into_iter()
@@ -70,9 +70,9 @@ pub(super) fn find_faults(files: &[SourceFile]) -> Vec<String> {
     faults.collect()
 }
 
-/// Calls of a file that print or create files, and imports of such functions, without those of its tests. None in a
-/// file that is not Rust, which the compiler reports.
-fn calls_in(text: &str) -> Vec<String> {
+/// Returns the calls in a file that print or create files, and the imports of such functions, without those of its
+/// tests. None in a file that is not Rust, which the compiler reports.
+fn output_calls(text: &str) -> Vec<String> {
     let mut calls = OutputCalls(Vec::new());
     if let Ok(file) = syn::parse_file(text) {
         calls.visit_file(&file);
@@ -84,7 +84,7 @@ struct OutputCalls(Vec<String>);
 
 impl OutputCalls {
     /// Adds the last two parts of a path if they are one of [`FUNCTIONS`].
-    fn add_path(&mut self, parts: &[String]) {
+    fn add_if_output_function(&mut self, parts: &[String]) {
         let end = parts.len().checked_sub(2).map(|start| &parts[start..]);
         if FUNCTIONS
             .iter()
@@ -109,7 +109,7 @@ impl OutputCalls {
             }
             syn::UseTree::Name(syn::UseName { ident })
             | syn::UseTree::Rename(syn::UseRename { ident, .. }) => {
-                self.add_path(&[&parts[..], &[ident.to_string()]].concat());
+                self.add_if_output_function(&[&parts[..], &[ident.to_string()]].concat());
             }
             syn::UseTree::Glob(_) => {}
         }
@@ -130,7 +130,7 @@ impl<'ast> Visit<'ast> for OutputCalls {
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let parts = path.segments.iter().map(|part| part.ident.to_string());
-        self.add_path(&parts.collect::<Vec<_>>());
+        self.add_if_output_function(&parts.collect::<Vec<_>>());
         syn::visit::visit_path(self, path);
     }
 

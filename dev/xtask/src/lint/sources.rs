@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use xtask::run::{members, root};
+use xtask::run::{project_root, workspace_members};
 
 #[derive(Debug)]
 pub(super) struct SourceFile {
@@ -16,10 +16,10 @@ pub(super) struct SourceFile {
 }
 
 /// Reads the Rust files below `src` of each crate in the workspace.
-pub(super) fn read_all() -> Result<Vec<SourceFile>> {
+pub(super) fn read_sources() -> Result<Vec<SourceFile>> {
     let mut files = Vec::new();
-    for member in members()? {
-        let folder = root().join(&member).join("src");
+    for member in workspace_members()? {
+        let folder = project_root().join(&member).join("src");
         if folder.is_dir() {
             read_folder(&member, &folder, &mut files)?;
         }
@@ -36,7 +36,10 @@ fn read_folder(member: &str, folder: &Path, files: &mut Vec<SourceFile>) -> Resu
             read_folder(member, &path, files)?;
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-            let path = path.strip_prefix(root()).unwrap_or(&path).to_owned();
+            let path = path
+                .strip_prefix(project_root())
+                .unwrap_or(&path)
+                .to_owned();
             files.push(SourceFile {
                 member: member.to_owned(),
                 path,

@@ -49,8 +49,8 @@ pub(super) fn find_faults(files: &[SourceFile]) -> Vec<String> {
     faults
 }
 
-/// Names of the structs, enums and traits of a file, without its tests. None in a file that is not Rust, which the
-/// compiler reports.
+/// Returns the names of the structs, enums and traits of a file, without its tests. None in a file that is not Rust,
+/// which the compiler reports.
 fn declared_types(text: &str) -> Vec<String> {
     let mut names = TypeNames(Vec::new());
     if let Ok(file) = syn::parse_file(text) {

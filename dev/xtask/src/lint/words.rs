@@ -40,13 +40,14 @@ pub(super) fn find_faults(files: &[SourceFile]) -> Vec<String> {
     faults.collect()
 }
 
-/// The lines that are comments and nothing else, each with its number and the text behind the first two slashes.
+/// Iterates over the lines that are comments and nothing else: the number of each, and its text after the first two
+/// slashes.
 fn comment_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let numbered = text.lines().zip(1..);
     numbered.filter_map(|(line, number)| Some((number, line.trim_start().strip_prefix("//")?)))
 }
 
-/// Forbidden words and beginnings in the comments of a file, with their line numbers.
+/// Finds forbidden words and beginnings in the comments of a file, with their line numbers.
 fn comment_faults(text: &str) -> Vec<(usize, String)> {
     let mut faults = Vec::new();
     for (number, comment) in comment_lines(text) {
@@ -78,8 +79,8 @@ fn comment_faults(text: &str) -> Vec<(usize, String)> {
     faults
 }
 
-/// Forbidden words in the names of a file, with their line numbers. None in a file that is not Rust, which the compiler
-/// reports.
+/// Finds forbidden words in the names of a file, with their line numbers. None in a file that is not Rust, which the
+/// compiler reports.
 fn name_faults(text: &str) -> Vec<(usize, String)> {
     let mut faults = Vec::new();
     if let Ok(tokens) = text.parse::<TokenStream>() {

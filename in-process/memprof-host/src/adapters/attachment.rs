@@ -137,7 +137,7 @@ pub unsafe fn attach_process(
 fn attach_or_leak_reason(entry: &'static memprof_plugin_entry_t, toml: &CStr) -> *const c_char {
     catch_panic(c"attaching panicked".as_ptr(), || {
         set_loader_thread_name();
-        match attach(entry, &toml.to_string_lossy()) {
+        match start_attachment(entry, &toml.to_string_lossy()) {
             Ok(()) => ptr::null(),
             // The text is leaked, because the caller reads it after the return.
             Err(failure) => CString::new(failure.to_string().replace('\0', " "))
@@ -162,7 +162,8 @@ pub(super) fn attach_on_new_thread(
         memprof_own::leave_program_table();
         privileges.match_main_thread();
         // It succeeds, because the receiver waits.
-        let _result = sender.send(attach(entry, &toml).map_err(|failure| failure.to_string()));
+        let _result =
+            sender.send(start_attachment(entry, &toml).map_err(|failure| failure.to_string()));
     });
     let thread = thread.map_err(|error| format!("failed to start a thread: {error}"))?;
     thread.join();
@@ -194,15 +195,16 @@ pub fn remaining_lease() -> Option<Duration> {
 /// Attaches to this process: creates or reuses the instance, opens the socket, and starts the thread that ends it.
 /// Fails if the config is invalid, or if the process is attached to already or has loaded the plugin itself. Fails also
 /// if the plugin, the socket or the thread fails to start.
-fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Failure> {
+fn start_attachment(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Failure> {
     let invalid = |reason: String| Failure::new(MEMPROF_INVALID_ARGUMENT, reason);
     let attachment: Attachment =
         toml::from_str(toml).map_err(|error| invalid(error.to_string()))?;
     let settings = attachment.parse_settings()?;
     let _guard = lock_when_detached()?;
     let is_own_instance = CREATED_INSTANCE.load(Ordering::Acquire);
-    let is_used = instance::instance().is_some() && (!is_own_instance || instance::is_shared());
-    if is_used || control::is_open() {
+    let is_used =
+        instance::instance().is_some() && (!is_own_instance || instance::is_instance_shared());
+    if is_used || control::is_socket_open() {
         return Err(loaded_by_program_error());
     }
     let control = settings.control.clone();
@@ -212,8 +214,8 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
         Some(idle) if !has_keys && !idle.has_keys() => idle,
         _ => {
             // SAFETY: the attachment created the instance, it is idle, and the lock keeps other attachments out.
-            unsafe { instance::remove() };
-            let created = instance::create(entry, &ADAPTER, settings, has_keys)?;
+            unsafe { instance::remove_instance() };
+            let created = instance::create_removable_instance(entry, &ADAPTER, settings, has_keys)?;
             created.ok_or_else(loaded_by_program_error)?
         }
     };
@@ -221,7 +223,7 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
         return Err(loaded_by_program_error());
     }
     CREATED_INSTANCE.store(true, Ordering::Release);
-    instance.enter_thread();
+    instance.report_memprof_thread();
     LEASE_END_MS.store(boot_time_ms() + attachment.lease_ms, Ordering::Release);
     INCLUDES_CHILDREN.store(attachment.children, Ordering::Release);
     IS_CHILD.store(false, Ordering::Release);
@@ -231,18 +233,20 @@ fn attach(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Fail
     memprof_plugin_abi::stay_loaded();
     // Before the socket is open: a `detach` that comes at once must not be lost.
     STATE.store(ATTACHED, Ordering::Release);
-    let started = open_control(instance, control.as_ref()).and_then(|()| start_end_thread());
+    let started =
+        open_socket_with_fallbacks(instance, control.as_ref()).and_then(|()| start_end_thread());
     if started.is_err() {
-        control::close();
+        control::close_socket();
         // SAFETY: the attachment created the instance; the socket is closed, and its threads have ended.
-        unsafe { instance::remove() };
+        unsafe { instance::remove_instance() };
         thread_limit::RAISED_LIMIT.record(None);
         STATE.store(DETACHED, Ordering::Release);
     }
     started
 }
 
-/// Starts the thread that closes the socket when the lease expires or a detachment is requested. Fails if it cannot.
+/// Starts the thread that closes the socket when the lease expires or a detachment is requested. Fails if no thread can
+/// be created.
 fn start_end_thread() -> Result<(), Failure> {
     let started = memprof_own::spawn_static(&END_THREAD);
     started.map(drop).map_err(|error| {
@@ -252,36 +256,41 @@ fn start_end_thread() -> Result<(), Failure> {
 }
 
 /// Opens the socket that `control` requests. If it is `None`, opens it in the default directory. If that fails, as
-/// without /run after chroot(2), opens it in /tmp; if that fails too, under an abstract name.
-fn open_control(instance: &AdapterInstance, control: Option<&Control>) -> Result<(), Failure> {
-    let opened = instance.open_control(&ADAPTER, control);
+/// without /run after chroot(2), opens it in /tmp; if that fails too, under an abstract name. Fails with the error of
+/// the last attempt.
+fn open_socket_with_fallbacks(
+    instance: &AdapterInstance,
+    control: Option<&Control>,
+) -> Result<(), Failure> {
+    let opened = instance.open_control_socket(&ADAPTER, control);
     let open_in_tmp = |failure: Failure| {
         let directory = socket_dir::tmp_dir(rustix::process::geteuid().as_raw());
-        if control.is_some() || socket_dir::make_private(&directory).is_err() {
+        if control.is_some() || socket_dir::ensure_private_dir(&directory).is_err() {
             return Err(failure);
         }
         let path = directory.join(format!("{}.sock", std::process::id()));
-        instance.open_control(&ADAPTER, Some(&Control::Path(path)))
+        instance.open_control_socket(&ADAPTER, Some(&Control::Path(path)))
     };
     let open_abstract = |failure: Failure| match control {
         Some(_) => Err(failure),
         None => {
             let name = abstract_name::generate_name()
                 .map_err(|error| Failure::io("name a socket", &error))?;
-            instance.open_control(&ADAPTER, Some(&Control::Path(name)))
+            instance.open_control_socket(&ADAPTER, Some(&Control::Path(name)))
         }
     };
     opened.or_else(open_in_tmp).or_else(open_abstract)
 }
 
 impl Attachment {
-    /// Parses the plugin's config: the `key=value` words, which override the keys of the file. Fails if one has no `=`.
+    /// Parses the plugin's config: the `key=value` words, which override the keys of the file. Fails if a word has no
+    /// `=`, and as [`config::parse_pairs_with_file`] does.
     fn parse_settings(&self) -> Result<Settings, Failure> {
         let pairs = self.words.iter().map(|pair| config::split_pair(pair));
         let pairs = pairs.collect::<Result<Vec<_>, _>>()?;
         let file = self.file.as_ref();
         let file = file.map(|file| (file.path.as_str(), file.text.as_str()));
-        config::parse_with_file(pairs, file)
+        config::parse_pairs_with_file(pairs, file)
     }
 }
 
@@ -318,45 +327,43 @@ extern "C" fn after_fork_in_child() {
     });
 }
 
-/// In a forked child, first opens the child's socket. Waits until the lease expires or the process is detached from,
-/// and closes the socket. An expired lease sends `detach` until the plugin accepts it. Runs on [`END_THREAD`].
+/// Waits until the lease expires or the process is detached from, and closes the socket. In a forked child, first waits
+/// [`CHILD_DELAY`] and opens the child's socket. When the lease expires, sends `detach` each second until the plugin
+/// accepts it. Runs on [`END_THREAD`].
 fn run_attachment(privileges: &mut Privileges) {
     let Some(instance) = instance::instance() else {
-        // Never: `attach` stores the instance before it starts this thread.
+        // Never: `start_attachment` stores the instance before it starts this thread.
         return;
     };
     if IS_CHILD.load(Ordering::Acquire) {
         thread::sleep(CHILD_DELAY);
         memprof_own::leave_program_table();
         privileges.match_main_thread();
-        instance.enter_thread();
+        instance.report_memprof_thread();
         // The child's socket has another path, with its own pid. A child without a socket still ends with the lease.
-        let _result = open_control(instance, None);
+        let _result = open_socket_with_fallbacks(instance, None);
     } else {
-        instance.enter_thread();
+        instance.report_memprof_thread();
     }
-    while STATE.load(Ordering::Acquire) == ATTACHED {
-        let remaining = LEASE_END_MS
-            .load(Ordering::Acquire)
-            .saturating_sub(boot_time_ms());
-        if remaining > 0 {
-            wait_for_change(ATTACHED, Duration::from_millis(remaining));
+    while let Some(remaining) = remaining_lease() {
+        if !remaining.is_zero() {
+            wait_for_state_change(ATTACHED, remaining);
             continue;
         }
         privileges.match_main_thread();
-        instance.enter_thread();
+        instance.report_memprof_thread();
         instance.send_message(b"detach");
         // The plugin may refuse, as while a dump runs: retry.
-        wait_for_change(ATTACHED, Duration::from_secs(1));
+        wait_for_state_change(ATTACHED, Duration::from_secs(1));
     }
     privileges.match_main_thread();
-    control::close();
+    control::close_socket();
     thread_limit::RAISED_LIMIT.restore();
     STATE.store(DETACHED, Ordering::Release);
 }
 
-/// Waits until the state is not `known` any more, at most for `timeout`. May return earlier.
-fn wait_for_change(known: u32, timeout: Duration) {
+/// Waits until [`STATE`] is not `known` any more, at most for `timeout`. May return earlier.
+fn wait_for_state_change(known: u32, timeout: Duration) {
     let timeout = Timespec {
         tv_sec: timeout.as_secs().cast_signed(),
         tv_nsec: timeout.subsec_nanos().into(),

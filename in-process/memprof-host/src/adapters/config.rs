@@ -52,7 +52,7 @@ const INTERVAL_KEYS: [&str; 2] = ["lg_sample", "sample_interval"];
 /// Parses pairs of `key` and `value`. Dots in a key separate tables; `config` names a TOML file, whose keys the other
 /// pairs override; `control` is `on`, `off` or an absolute path. Fails if a key is given twice or has no name,
 /// `control` or `allow` has an invalid value, or the file cannot be read or parsed. The error names the key or file.
-pub(super) fn parse<'a>(
+pub(super) fn parse_pairs<'a>(
     pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> Result<Settings, Failure> {
     let mut own_pairs = Vec::new();
@@ -64,18 +64,20 @@ pub(super) fn parse<'a>(
             key => own_pairs.push((key, value)),
         }
     }
-    let text = file.map(|path| read_file(path.as_ref())).transpose()?;
+    let text = file
+        .map(|path| read_config_file(path.as_ref()))
+        .transpose()?;
     let file = file.zip(text);
-    parse_with_file(
+    parse_pairs_with_file(
         own_pairs,
         file.as_ref().map(|(path, text)| (*path, text.as_str())),
     )
 }
 
-/// Parses pairs of `key` and `value`, as [`parse`] does, with a file that the caller has read. `file` is its path and
-/// its text; `None` means no file. The pairs override the file's keys. If a pair sets the sampling interval, by either
-/// of [`INTERVAL_KEYS`], both keys of the file are dropped.
-pub(super) fn parse_with_file<'a>(
+/// Parses pairs of `key` and `value`, as [`parse_pairs`] does, with a file that the caller has read. `file` is its path
+/// and its text; `None` means no file. The pairs override the file's keys. If a pair sets the sampling interval, by
+/// either of [`INTERVAL_KEYS`], both keys of the file are dropped.
+pub(super) fn parse_pairs_with_file<'a>(
     pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
     file: Option<(&str, &str)>,
 ) -> Result<Settings, Failure> {
@@ -87,7 +89,7 @@ pub(super) fn parse_with_file<'a>(
         }
     }
     let mut plugin = match file {
-        Some((path, text)) => parse_file(text, path.as_ref())?,
+        Some((path, text)) => parse_config_file(text, path.as_ref())?,
         None => Table::new(),
     };
     // The file's text counts only if neither the pairs nor the adapter's keys change the table.
@@ -135,8 +137,8 @@ fn parse_value(value: &str) -> Value {
     }
 }
 
-/// Inserts a value into the tables that the dots in its key separate, and creates those that are missing. Fails if the
-/// key exists already, is used as a table though it has a value, or ends in a dot.
+/// Inserts a value at a key in which dots separate tables, such as `keep.count`. Creates the tables that are missing.
+/// Fails if the key exists already, is used as a table though it has a value, or ends in a dot.
 fn insert_at_path(table: &mut Table, key: &str, value: Value) -> Result<(), Failure> {
     let (tables, last) = match key.rsplit_once('.') {
         Some((tables, last)) => (Some(tables), last),
@@ -162,7 +164,7 @@ fn insert_at_path(table: &mut Table, key: &str, value: Value) -> Result<(), Fail
     }
 }
 
-/// Merges `above` into `below`, also tables within tables. Any other value of `above` replaces that of `below`.
+/// Merges `above` into `below`, and tables within them likewise. Any other value of `above` replaces that of `below`.
 fn merge_tables(below: &mut Table, above: Table) {
     for (key, value) in above {
         match (below.get_mut(&key), value) {
@@ -173,15 +175,15 @@ fn merge_tables(below: &mut Table, above: Table) {
 }
 
 /// Reads the text of a config file. The error names the file.
-fn read_file(path: &Path) -> Result<String, Failure> {
+fn read_config_file(path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|error| file_error(path, &error.to_string()))
 }
 
 /// Parses the text of a config file as TOML. `path` is for the error, which names the file.
-fn parse_file(text: &str, path: &Path) -> Result<Table, Failure> {
+fn parse_config_file(text: &str, path: &Path) -> Result<Table, Failure> {
     text.parse().map_err(|error: toml::de::Error| {
         let source = ConfigSource::File(path.to_owned());
-        let reason = source.locate(text, &one_line(&error.to_string()));
+        let reason = source.locate_error(text, &one_line(&error.to_string()));
         invalid_config_error(reason).remedy(source.remedy())
     })
 }
@@ -227,7 +229,7 @@ mod tests {
 
     /// Parses `key=value` texts. Panics if one has no `=`.
     fn parse_texts(texts: &[&str]) -> Result<Settings, Failure> {
-        parse(texts.iter().map(|text| text.split_once('=').unwrap()))
+        parse_pairs(texts.iter().map(|text| text.split_once('=').unwrap()))
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::router::Router;
 /// Id of the process that opened the socket. A forked child has another id.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// The socket of the process, or in a forked child its parent's; null before and after. Only [`close`] frees it,
+/// The socket of the process, or in a forked child its parent's; null before and after. Only [`close_socket`] frees it,
 /// because the program may exit while it is in use.
 static SOCKET: AtomicPtr<ControlSocket> = AtomicPtr::new(ptr::null_mut());
 
@@ -35,7 +35,7 @@ const EXIT_HANDLER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Opens the socket, unless `control` is [`Control::Off`], or this process has opened one or is opening it. Logs an
 /// error of [`ControlSocket::open`], and returns it with the status `MEMPROF_IO`.
-pub(super) fn open(
+pub(super) fn open_socket(
     program: HostProgram,
     router: Arc<Router>,
     log: &ProgramLog,
@@ -78,9 +78,9 @@ pub(super) fn open(
 
 /// Closes the socket of this process, after the pending replies were sent. Waits at most a second for an exit handler
 /// that uses the socket; if it still does, the socket is leaked.
-pub(super) fn close() {
+pub(super) fn close_socket() {
     let socket = SOCKET.swap(ptr::null_mut(), Ordering::SeqCst);
-    // SAFETY: null, or leaked by `open` and freed only below.
+    // SAFETY: null, or leaked by `open_socket` and freed only below.
     if let Some(open) = unsafe { socket.as_ref() } {
         open.close();
         // The exit handler only removes files. So it ends in a moment, or never, if its thread is interrupted for ever.
@@ -89,7 +89,7 @@ pub(super) fn close() {
             thread::yield_now();
         }
         if !IS_EXITING.load(Ordering::SeqCst) {
-            // SAFETY: leaked by `open`; an exit handler that starts from now on finds null.
+            // SAFETY: leaked by `open_socket`; an exit handler that starts from now on finds null.
             drop(unsafe { Box::from_raw(socket) });
         }
     }
@@ -98,7 +98,7 @@ pub(super) fn close() {
 
 /// Returns whether this process has opened a socket and not closed it. False in a forked child, where the socket is its
 /// parent's.
-pub(super) fn is_open() -> bool {
+pub(super) fn is_socket_open() -> bool {
     OWNER.load(Ordering::Acquire) == process::id() && socket().is_some()
 }
 
@@ -110,19 +110,20 @@ fn register_exit_handler() {
         // In a forked child, the C library does not release the lock of its list of handlers, which exit(3) acquires.
         let _no_fork = ForkGuard::acquire();
         // SAFETY: atexit(3): the library that holds the handler is never unloaded.
-        unsafe { libc::atexit(at_exit) };
+        unsafe { libc::atexit(remove_socket_files_at_exit) };
     });
 }
 
 /// Exit handler: removes the files of the process's socket, if there is one.
-extern "C" fn at_exit() {
+extern "C" fn remove_socket_files_at_exit() {
     IS_EXITING.store(true, Ordering::SeqCst);
     catch_panic((), || socket().map_or((), ControlSocket::remove_files));
     IS_EXITING.store(false, Ordering::SeqCst);
 }
 
-/// Returns the socket of the process, or in a forked child its parent's. `None` before [`open`] and after [`close`].
+/// Returns the socket of the process, or in a forked child its parent's. `None` before [`open_socket`] and after
+/// [`close_socket`].
 fn socket() -> Option<&'static ControlSocket> {
-    // SAFETY: null, or leaked by `open`; `close` frees it only if no exit handler uses it.
+    // SAFETY: null, or leaked by `open_socket`; `close_socket` frees it only if no exit handler uses it.
     unsafe { SOCKET.load(Ordering::SeqCst).as_ref() }
 }

@@ -12,7 +12,6 @@
 //!   descriptor number is never mistaken for the socket.
 #![expect(unsafe_code, reason = "handlers of fork(2) and exit(3)")]
 
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -20,7 +19,6 @@ use log::{Level, LevelFilter};
 use memprof_own::{ForkGuard, LockFreeOnce, Privileges, ThreadSpec};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 use super::config::{Control, Settings};
 use super::host_symbols::MissingSymbol;
@@ -29,7 +27,7 @@ use super::log::ProgramLog;
 use super::one_time_event::OneTimeEvent;
 use super::startup_delay::FirstDelay;
 use super::stderr_log::LogDestination;
-use super::{catch_panic, environment, library_copies};
+use super::{catch_panic, environment, library_copies, own_sockets};
 use crate::socket_dir::own_default_dir;
 
 /// The thread that starts the plugin after a delay. A fork handler creates it too, so it must not need an allocation.
@@ -37,7 +35,7 @@ static DELAYED_START_THREAD: ThreadSpec = ThreadSpec {
     name: c"memprof-start",
     work: |privileges| {
         let delay = FirstDelay::wait(&EXIT_STARTED);
-        leave_table_if_requested();
+        leave_descriptor_table_if_requested();
         delay.wait_for_busy_program(&EXIT_STARTED);
         catch_panic((), || start_plugin(privileges));
         START_FINISHED.set();
@@ -50,7 +48,7 @@ static IMMEDIATE_START_THREAD: ThreadSpec = ThreadSpec {
     work: |privileges| {
         // The constructor that starts sampling may run after the one that created this thread.
         SAMPLING_STARTED.wait(START_TIMEOUT);
-        leave_table_if_requested();
+        leave_descriptor_table_if_requested();
         catch_panic((), || start_plugin(privileges));
         START_FINISHED.set();
     },
@@ -87,7 +85,7 @@ static STARTING_PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Starts the plugin and the socket after a delay, once in a process. An exit of the program waits for the start only
 /// if the environment names a config file.
-pub(super) fn start_delayed(entry: &'static memprof_plugin_entry_t) {
+pub(super) fn start_plugin_delayed(entry: &'static memprof_plugin_entry_t) {
     let _settings = ensure_start_thread(
         entry,
         &DELAYED_START_THREAD,
@@ -99,10 +97,10 @@ pub(super) fn start_delayed(entry: &'static memprof_plugin_entry_t) {
     }
 }
 
-/// Starts the plugin and the socket as [`start_delayed`] does, for a program that passes its own settings and redirects
-/// its standard error to its log. An exit does not wait for the start.
+/// Starts the plugin and the socket as [`start_plugin_delayed`] does, for a program that passes its own settings and
+/// redirects its standard error to its log. An exit does not wait for the start.
 #[cfg(feature = "adapter-postgres")]
-pub(super) fn start_delayed_with(
+pub(super) fn start_plugin_delayed_with(
     entry: &'static memprof_plugin_entry_t,
     settings: impl FnOnce() -> Result<Settings, Failure>,
 ) {
@@ -116,7 +114,7 @@ pub(super) fn start_delayed_with(
 
 /// Starts the plugin without delay, on a new thread, and makes an exit of the program wait for it. Forked children get
 /// no plugin.
-pub(super) fn start_now(entry: &'static memprof_plugin_entry_t) {
+pub(super) fn start_plugin_now(entry: &'static memprof_plugin_entry_t) {
     EXCLUDES_CHILDREN.store(true, Ordering::Release);
     let _settings = ensure_start_thread(
         entry,
@@ -144,7 +142,8 @@ pub fn end_wait_for_sampling() {
     SAMPLING_STARTED.set();
 }
 
-/// Exit handler: ends the start's delay, and waits at most 5 s until the plugin is created, but not in a forked child.
+/// Exit handler: ends the start's delay, and waits at most 5 s until the plugin is created. Does nothing in a forked
+/// child.
 extern "C" fn start_and_wait_at_exit() {
     // In a forked child the event is set, so that its exit does not create the plugin in a process that ends.
     if START_FINISHED.has_happened() {
@@ -172,19 +171,20 @@ pub(super) fn ensure_instance(entry: &'static memprof_plugin_entry_t) {
 /// has changed since.
 fn get_or_create_instance(start: &'static StartSettings) -> &'static AdapterInstance {
     let adapter = start.adapter();
-    let (instance, _) = instance::get_or_create(start.entry, &adapter, || start.settings.clone());
+    let (instance, _) =
+        instance::get_or_create_instance(start.entry, &adapter, || start.settings.clone());
     instance::recreate_if_config_changed(instance, &adapter, environment::reread_settings)
 }
 
 /// Sends a message and returns its reply as text. Call [`ensure_instance`] first. If the message failed, the error is
 /// the reply's text; otherwise it says that the plugin is not loaded or panicked.
-pub(super) fn send(message: &[u8]) -> Result<String, String> {
+pub(super) fn send_message(message: &[u8]) -> Result<String, String> {
     with_instance(|instance| instance.send_and_render(message).into_result())
 }
 
-/// Sends a message and returns its reply as JSON. Call [`ensure_instance`] first. Fails as [`send`] does.
-pub(super) fn send_for_json(message: &[u8]) -> Result<String, String> {
-    with_instance(|instance| instance.send_for_json(message))
+/// Sends a message and returns its reply as JSON. Call [`ensure_instance`] first. Fails as [`send_message`] does.
+pub(super) fn send_message_for_json(message: &[u8]) -> Result<String, String> {
+    with_instance(|instance| instance.send_message_for_json(message))
 }
 
 /// Sends a message to all processes of the server and returns their replies as JSON. When `should_stop` returns true,
@@ -197,14 +197,16 @@ pub(super) fn send_to_server_processes(
     with_instance(|instance| Ok(instance.send_to_server_processes(message, should_stop)))
 }
 
-/// Whether every user of an adapter that cannot distinguish users may send messages. False if no plugin is loaded.
+/// Returns whether all users may send a message, to an adapter that cannot distinguish users. False if no plugin is
+/// loaded.
 #[cfg(feature = "adapter-mariadb")]
 pub(super) fn is_allowed_for_all_users(message: &str) -> bool {
     let start = START_SETTINGS.get();
     start.is_some_and(|start| get_or_create_instance(start).is_allowed_for_all_users(message))
 }
 
-/// Calls `send` with the instance. Fails if the plugin is not loaded, or if `send` panics.
+/// Calls `send` with the instance, which is created if there is none. Fails if no settings were read yet, or if `send`
+/// panics.
 fn with_instance(
     send: impl FnOnce(&AdapterInstance) -> Result<String, String>,
 ) -> Result<String, String> {
@@ -223,8 +225,8 @@ pub(super) fn log_missing_symbol(missing: MissingSymbol) {
     }
 }
 
-/// Reads the settings at the first call, and returns those of the first call from then on. Creates the start thread
-/// once in a process. `stderr` is the destination of log lines.
+/// Reads the settings at the first call, and returns those of the first call from then on. Registers the fork handler
+/// and creates the start thread, each once in a process. `stderr` is the destination of log lines.
 fn ensure_start_thread(
     entry: &'static memprof_plugin_entry_t,
     thread: &'static ThreadSpec,
@@ -282,7 +284,7 @@ pub fn use_own_descriptors() {
 }
 
 /// Makes the calling thread leave the program's descriptor table, if [`use_own_descriptors`] was called.
-fn leave_table_if_requested() {
+fn leave_descriptor_table_if_requested() {
     if USES_OWN_DESCRIPTORS.load(Ordering::Acquire) {
         memprof_own::leave_program_table();
     }
@@ -314,49 +316,42 @@ fn spawn_start_thread(thread: &'static ThreadSpec) {
     }
 }
 
-/// Creates the plugin and opens the control socket. Does neither if the program serves the socket itself, and opens none
-/// if another copy of the library has done so meanwhile. Runs on the start thread.
+/// Creates the plugin and opens the control socket. Does neither if the program is a host that has the plugin, and opens
+/// none if another copy of the library has done so meanwhile. Runs on the start thread.
 fn start_plugin(privileges: &mut Privileges) {
     privileges.match_main_thread();
     // Before anything is allocated, so that an existing plugin does not sample this thread.
     if let Some(instance) = instance::instance() {
-        instance.enter_thread();
+        instance.report_memprof_thread();
     }
     let Some(start) = START_SETTINGS.get() else {
         // Never: `ensure_start_thread` stores the settings before it creates this thread.
         return;
     };
-    if has_own_control_socket(start) {
+    if is_served_already(start) {
         return;
     }
     let instance = get_or_create_instance(start);
-    instance.enter_thread();
+    instance.report_memprof_thread();
     let _guard = library_copies::lock_all_copies(start.entry);
     // Another copy of this library may have opened a socket in the meantime.
-    if has_own_control_socket(start) {
+    if is_served_already(start) {
         return;
     }
     // An error was logged; the program runs without the socket.
-    let _result = instance.open_control(&start.adapter(), start.control());
+    let _result = instance.open_control_socket(&start.adapter(), start.control());
 }
 
-/// Returns whether the program itself serves this process's control socket. Logs it if so.
-fn has_own_control_socket(start: &StartSettings) -> bool {
-    let has_own_socket = is_own_socket_served();
-    if has_own_socket {
+/// Returns whether this process serves the plugin at a control socket already: the program is a host, or another copy of
+/// this library has opened one. Logs it if so. The socket of another plugin does not count.
+fn is_served_already(start: &StartSettings) -> bool {
+    let is_served =
+        own_sockets::is_plugin_served(&own_default_dir(), &instance::plugin_id(start.entry));
+    if is_served {
         let line = "this program is a memprof host itself";
         start.log.write_line(Level::Info, line);
     }
-    has_own_socket
-}
-
-/// Returns whether this process listens at its default control socket, before memprof has opened it. In containers that
-/// share the directory, another process with the same pid may listen there.
-fn is_own_socket_served() -> bool {
-    let own = std::process::id();
-    let socket = own_default_dir().join(format!("{own}.sock"));
-    let peer = UnixStream::connect(socket).map(|stream| getsockopt(&stream, PeerCredentials));
-    matches!(peer, Ok(Ok(peer)) if u32::try_from(peer.pid()) == Ok(own))
+    is_served
 }
 
 impl StartSettings {

@@ -24,8 +24,8 @@ type Variables = Vec<(&'static str, String)>;
 /// The variables as they were read first: the program may change them at any time, on another thread.
 static VARIABLES: LockFreeOnce<Variables> = LockFreeOnce::new();
 
-/// Parses the config in the environment, whose variables are read only at the first call. Fails as [`config::parse`]
-/// does.
+/// Parses the config in the environment, whose variables are read only at the first call. Fails as
+/// [`config::parse_pairs`] does.
 pub(super) fn read_settings() -> Result<Settings, Failure> {
     parse_variables(VARIABLES.get_or_set(read_variables()))
 }
@@ -36,9 +36,9 @@ pub(super) fn reread_settings() -> Option<Result<Settings, Failure>> {
     VARIABLES.get().map(parse_variables)
 }
 
-/// Parses the config that the variables contain, as keys and values. Fails as [`config::parse`] does.
+/// Parses the config that the variables contain, as keys and values. Fails as [`config::parse_pairs`] does.
 fn parse_variables(variables: &Variables) -> Result<Settings, Failure> {
-    config::parse(variables.iter().map(|(key, value)| (*key, value.as_str())))
+    config::parse_pairs(variables.iter().map(|(key, value)| (*key, value.as_str())))
 }
 
 /// Reads the environment variables that configure the plugin, as far as they are set, with their keys in the config.

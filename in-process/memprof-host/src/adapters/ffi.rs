@@ -12,19 +12,22 @@ use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::{catch_panic, delayed_start};
 
-/// Sends a message and returns its reply, which [`free`] frees. If the message fails, the reply is the plugin's JSON,
-/// or a text that begins with `error: `. Null only if there is no memory or the call panicked.
+/// Sends a message and returns its reply, which [`free_reply`] frees. If the message fails, the reply is the plugin's
+/// JSON, or a text that begins with `error: `. Null only if there is no memory or the call panicked.
 ///
 /// # Safety
 /// `message` is null or NUL-terminated.
 #[doc(hidden)]
-pub unsafe fn send(entry: &'static memprof_plugin_entry_t, message: *const c_char) -> *mut c_char {
+pub unsafe fn send_message(
+    entry: &'static memprof_plugin_entry_t,
+    message: *const c_char,
+) -> *mut c_char {
     catch_panic(ptr::null_mut(), || {
         // SAFETY: not null, and the caller promises a NUL-terminated text.
         let message = (!message.is_null()).then(|| unsafe { CStr::from_ptr(message) });
         let message = message.map_or(b"".as_slice(), CStr::to_bytes);
         delayed_start::ensure_instance(entry);
-        let text = match delayed_start::send(message) {
+        let text = match delayed_start::send_message(message) {
             Ok(text) => text,
             Err(json) if json.starts_with('{') => json,
             Err(text) => format!("error: {text}"),
@@ -34,14 +37,14 @@ pub unsafe fn send(entry: &'static memprof_plugin_entry_t, message: *const c_cha
     })
 }
 
-/// Frees a reply of [`send`]. Does nothing if it is null.
+/// Frees a reply of [`send_message`]. Does nothing if it is null.
 ///
 /// # Safety
-/// `reply` is null, or a result of [`send`] that was not freed yet.
+/// `reply` is null, or a result of [`send_message`] that was not freed yet.
 #[doc(hidden)]
-pub unsafe fn free(reply: *mut c_char) {
+pub unsafe fn free_reply(reply: *mut c_char) {
     if !reply.is_null() {
-        // SAFETY: the caller promises a text that `CString::into_raw` returned in `send`.
+        // SAFETY: the caller promises a text that `CString::into_raw` returned in `send_message`.
         drop(unsafe { CString::from_raw(reply) });
     }
 }
@@ -57,14 +60,14 @@ macro_rules! __export_ffi {
                 message: *const ::std::ffi::c_char,
             ) -> *mut ::std::ffi::c_char {
                 // SAFETY: the program's argument, unchanged.
-                unsafe { $crate::adapters::ffi::send(&$entry, message) }
+                unsafe { $crate::adapters::ffi::send_message(&$entry, message) }
             }
 
             /// Entry point that frees a reply of `send`; null is allowed.
             #[unsafe(export_name = concat!(env!("CARGO_CRATE_NAME"), "_free"))]
             unsafe extern "C" fn free(reply: *mut ::std::ffi::c_char) {
                 // SAFETY: the program's argument, unchanged.
-                unsafe { $crate::adapters::ffi::free(reply) }
+                unsafe { $crate::adapters::ffi::free_reply(reply) }
             }
         };
     };

@@ -83,7 +83,7 @@ pub(super) unsafe fn find_symbol<F: Copy>(name: &CStr) -> Option<F> {
     unsafe { to_pointer(address) }
 }
 
-/// Converts an address to a function pointer. `None` if it is null.
+/// Converts an address to a pointer of type `F`, mostly to a function. `None` if it is null.
 ///
 /// # Safety
 /// `F` is a pointer type that fits the symbol at `address`.

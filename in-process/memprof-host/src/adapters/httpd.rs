@@ -91,8 +91,8 @@ pub fn register_hooks(child_init: ChildInit) {
 
 /// Starts the plugin and the control socket of a child, after a delay.
 #[doc(hidden)]
-pub fn child_init(entry: &'static memprof_plugin_entry_t) {
-    catch_panic((), || delayed_start::start_delayed(entry));
+pub fn start_in_child(entry: &'static memprof_plugin_entry_t) {
+    catch_panic((), || delayed_start::start_plugin_delayed(entry));
 }
 
 #[doc(hidden)]
@@ -107,7 +107,7 @@ macro_rules! __export_httpd {
                 _pool: *const ::std::ffi::c_void,
                 _server: *const ::std::ffi::c_void,
             ) {
-                httpd::child_init(&$entry);
+                httpd::start_in_child(&$entry);
             }
             /// Entry point that httpd calls when it loads the module.
             extern "C" fn register_hooks(_pool: *const ::std::ffi::c_void) {

@@ -54,7 +54,7 @@ impl Adapter {
     }
 }
 
-/// The instance: null, or leaked, because threads may use it until the process ends. Only [`remove`] frees it.
+/// The instance: null, or leaked, because threads may use it until the process ends. Only [`remove_instance`] frees it.
 static INSTANCE: AtomicPtr<AdapterInstance> = AtomicPtr::new(ptr::null_mut());
 
 /// Whether users of the instance are unknown, so that it must never be freed.
@@ -62,13 +62,13 @@ static IS_SHARED: AtomicBool = AtomicBool::new(false);
 
 /// Returns the instance. `None` before an adapter has created it.
 pub(super) fn instance() -> Option<&'static AdapterInstance> {
-    // SAFETY: null, or leaked by `get_or_create` or `create`; the caller of `remove` promises that it is unused.
+    // SAFETY: null, or leaked when it was created; the caller of `remove_instance` promises that it is unused.
     unsafe { INSTANCE.load(Ordering::SeqCst).as_ref() }
 }
 
 /// Returns the instance, which is never freed from now on. `None` before an adapter has created it.
 fn share_instance() -> Option<&'static AdapterInstance> {
-    // The flag must be set before the instance is read: `remove` uses the reverse order.
+    // The flag must be set before the instance is read: `remove_instance` uses the reverse order.
     IS_SHARED.store(true, Ordering::SeqCst);
     instance()
 }
@@ -77,8 +77,8 @@ fn share_instance() -> Option<&'static AdapterInstance> {
 #[doc(hidden)]
 pub use super::library_copies::lock_address;
 
-/// Returns the plugin for another copy of this library in the process. Null if this copy has none, or uses another
-/// copy's.
+/// Returns the plugin for another copy of this library in the process, and marks the instance as shared, so that it is
+/// never freed. Null if this copy has no plugin, or uses another copy's.
 #[doc(hidden)]
 pub fn plugin_for_other_copy() -> *mut memprof_plugin_t {
     let plugin = || {
@@ -90,7 +90,7 @@ pub fn plugin_for_other_copy() -> *mut memprof_plugin_t {
 
 /// Returns whether the instance must never be freed.
 #[cfg(feature = "adapter-attached")]
-pub(super) fn is_shared() -> bool {
+pub(super) fn is_instance_shared() -> bool {
     IS_SHARED.load(Ordering::SeqCst)
 }
 
@@ -99,19 +99,19 @@ pub(super) fn is_shared() -> bool {
 /// # Safety
 /// The caller has created the instance and no other code uses it, unless it is shared.
 #[cfg(feature = "adapter-attached")]
-pub(super) unsafe fn remove() {
+pub(super) unsafe fn remove_instance() {
     let removed = INSTANCE.swap(ptr::null_mut(), Ordering::SeqCst);
-    if !removed.is_null() && !is_shared() {
-        // SAFETY: leaked by `get_or_create` or `create`; the caller promises that no other code uses it.
+    if !removed.is_null() && !is_instance_shared() {
+        // SAFETY: leaked when it was created; the caller promises that no other code uses it.
         drop(unsafe { Box::from_raw(removed) });
     }
 }
 
-/// Creates the instance, for a caller that may [`remove`] it. `has_keys` says whether the attachment configures the
-/// plugin. Blocks while another copy of the library creates its instance. `None` if one was created since the caller
-/// checked. Fails with the reason if the plugin cannot be created; no instance is stored then.
+/// Creates the instance, for a caller that may later call [`remove_instance`]. `has_keys` says whether the attachment
+/// configures the plugin. Blocks while another copy of the library creates its instance. `None` if one was created
+/// since the caller checked. Fails with the reason if the plugin cannot be created; no instance is stored then.
 #[cfg(feature = "adapter-attached")]
-pub(super) fn create(
+pub(super) fn create_removable_instance(
     entry: &'static memprof_plugin_entry_t,
     adapter: &Adapter,
     settings: Settings,
@@ -126,7 +126,7 @@ pub(super) fn create(
     match new.failure.take() {
         Some(failure) => Err(failure),
         None => {
-            // Leaked, because other threads use it until `remove`.
+            // Leaked, because other threads use it until `remove_instance`.
             let new = Box::leak(new);
             INSTANCE.store(ptr::from_mut(new), Ordering::SeqCst);
             Ok(Some(new))
@@ -148,22 +148,22 @@ pub(super) fn start_instance(
     };
     let (instance, is_new) = match instance() {
         Some(failed) if failed.failure.is_some() => {
-            (replace_failed(entry, adapter, settings), true)
+            (replace_failed_instance(entry, adapter, settings), true)
         }
-        _ => get_or_create(entry, adapter, || settings),
+        _ => get_or_create_instance(entry, adapter, || settings),
     };
     if !is_new || instance.is_from_other_copy() {
         let message = instance.loaded_already_text(entry);
         adapter.log.write_line(Level::Warn, &message);
     }
     // An error was logged; the program runs without the socket.
-    let _result = instance.open_control(adapter, control.as_ref());
+    let _result = instance.open_control_socket(adapter, control.as_ref());
     instance
 }
 
 /// Returns the instance, which is never freed from now on, and whether this call has created it. If its plugin could
 /// not be created, the instance replies with the reason.
-pub(super) fn get_or_create(
+pub(super) fn get_or_create_instance(
     entry: &'static memprof_plugin_entry_t,
     adapter: &Adapter,
     settings: impl FnOnce() -> Result<Settings, Failure>,
@@ -198,22 +198,22 @@ pub(super) fn recreate_if_config_changed(
         .as_ref()
         .ok()
         .and_then(|settings| settings.control.clone());
-    let instance = replace_failed(instance.entry, adapter, settings);
+    let instance = replace_failed_instance(instance.entry, adapter, settings);
     // An error was logged; the program runs without the socket.
-    let _result = instance.open_control(adapter, control.as_ref());
+    let _result = instance.open_control_socket(adapter, control.as_ref());
     instance
 }
 
 /// Creates an instance in place of one that could not be created, whose control socket it closes. The old one is
-/// leaked, because threads may use it.
-fn replace_failed(
+/// leaked, because threads may use it. Returns the current instance if another thread has replaced the failed one.
+fn replace_failed_instance(
     entry: &'static memprof_plugin_entry_t,
     adapter: &Adapter,
     settings: Result<Settings, Failure>,
 ) -> &'static AdapterInstance {
     // False in a forked child, where the socket is the parent's.
-    if control::is_open() {
-        control::close();
+    if control::is_socket_open() {
+        control::close_socket();
     }
     let _guard = library_copies::lock_all_copies(entry);
     // Another thread may have replaced it in the meantime.
@@ -249,7 +249,7 @@ impl AdapterInstance {
                 let settings = settings.as_ref().map_err(Clone::clone)?;
                 let config = settings.config_text();
                 // SAFETY: the entry is of the library that contains this code, which is never unloaded (`-z nodelete`).
-                unsafe { Instance::create_from(entry, program, &config, &settings.source) }
+                unsafe { Instance::create_with_source(entry, program, &config, &settings.source) }
             }
         };
         let plugin = panic::catch_unwind(AssertUnwindSafe(create)).unwrap_or_else(|payload| {
@@ -279,7 +279,7 @@ impl AdapterInstance {
             router: Arc::new(router),
             failure,
             settings,
-            // `create` corrects it for an attachment.
+            // `create_removable_instance` corrects it for an attachment.
             has_keys: true,
         }
     }
@@ -294,24 +294,25 @@ impl AdapterInstance {
         &self.settings
     }
 
-    /// Returns whether the instance was created for an attachment that configures the plugin.
+    /// Returns whether the instance was created with a config of the plugin. False only for an attachment without one.
     #[cfg(feature = "adapter-attached")]
     pub(super) fn has_keys(&self) -> bool {
         self.has_keys
     }
 
     /// Opens the control socket, once in a process, as `configured` requests. If it is `None`, the adapter's default
-    /// applies. Fails as [`control::open`] does, which logs the error.
-    pub(super) fn open_control(
+    /// applies. Fails as [`control::open_socket`] does, which logs the error.
+    pub(super) fn open_control_socket(
         &self,
         adapter: &Adapter,
         configured: Option<&Control>,
     ) -> Result<(), Failure> {
         let control = configured.unwrap_or(&adapter.control);
-        control::open(self.program, Arc::clone(&self.router), adapter.log, control)
+        control::open_socket(self.program, Arc::clone(&self.router), adapter.log, control)
     }
 
-    /// Describes that the plugin was there before: `own`, the entry of this library, or its config is not used.
+    /// Describes that the plugin was loaded before. If another copy of the library has created it, the library of `own`
+    /// is not used; otherwise only the new config is not used.
     fn loaded_already_text(&self, own: &'static memprof_plugin_entry_t) -> String {
         let id = &self.id;
         if !self.is_from_other_copy() {
@@ -319,7 +320,7 @@ impl AdapterInstance {
                 "{id} is loaded already: its first config stays until the program is restarted"
             );
         }
-        let [file, loaded] = library_copies::library_names(own, self.entry);
+        let [file, loaded] = library_copies::library_paths(own, self.entry);
         format!(
             "{file} is left out: {loaded} is loaded already and answers the messages of {id}, and its config stays until the \
              program is restarted"
@@ -333,8 +334,8 @@ impl AdapterInstance {
     }
 
     /// Reports to the plugin that the calling thread is memprof's.
-    pub(super) fn enter_thread(&self) {
-        self.router.enter_thread();
+    pub(super) fn report_memprof_thread(&self) {
+        self.router.report_memprof_thread();
     }
 
     /// Returns the id of the plugin, such as `memory_profile`. It is in the entry, so there is one even if the plugin

@@ -11,7 +11,7 @@ use std::ptr;
 
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
-use super::log::c_text;
+use super::log::to_c_string;
 use super::{attachment, catch_panic, delayed_start, to_camel_case};
 
 type Object = *mut c_void;
@@ -79,7 +79,11 @@ struct NativeMethod {
 /// # Safety
 /// The JVM calls `JNI_OnLoad` with `vm`.
 #[doc(hidden)]
-pub unsafe fn load(entry: &'static memprof_plugin_entry_t, name: &'static CStr, vm: Vm) -> c_int {
+pub unsafe fn init_library(
+    entry: &'static memprof_plugin_entry_t,
+    name: &'static CStr,
+    vm: Vm,
+) -> c_int {
     catch_panic((), || {
         // SAFETY: JNI: a JVM's handle points to its table's address.
         let table = unsafe { *vm };
@@ -99,7 +103,7 @@ pub unsafe fn load(entry: &'static memprof_plugin_entry_t, name: &'static CStr, 
         let method = NativeMethod {
             name: c"send".as_ptr(),
             signature: c"(Ljava/lang/String;)Ljava/lang/String;".as_ptr(),
-            function: send,
+            function: send_message,
         };
         // SAFETY: JNI: RegisterNatives copies one method, whose function is never unloaded.
         let register = || unsafe { (jni.register_natives)(env, class, &raw const method, 1) };
@@ -136,15 +140,15 @@ pub unsafe fn run_agent(entry: &'static memprof_plugin_entry_t, options: *const 
         if message.is_empty() {
             return OK;
         }
-        let reply = delayed_start::send(message);
+        let reply = delayed_start::send_message(message);
         let (Ok(text) | Err(text)) = &reply;
         delayed_start::print_reply(text);
         c_int::from(reply.is_err())
     })
 }
 
-/// The native method `send(String)`. Throws an exception if the message fails.
-unsafe extern "C" fn send(env: Env, _class: Object, message: Object) -> Object {
+/// Implements the native method `send(String)`. Throws an exception if the message fails.
+unsafe extern "C" fn send_message(env: Env, _class: Object, message: Object) -> Object {
     catch_panic(ptr::null_mut(), || {
         // SAFETY: the JVM passed the environment to this native method.
         let jni = unsafe { jni_functions(env) };
@@ -152,8 +156,8 @@ unsafe extern "C" fn send(env: Env, _class: Object, message: Object) -> Object {
             Err("the message is null".to_owned())
         } else {
             // SAFETY: JNI: `message` is a string that is not null.
-            let message = unsafe { java_text(jni, env, message) };
-            delayed_start::send(message.as_bytes())
+            let message = unsafe { copy_java_string(jni, env, message) };
+            delayed_start::send_message(message.as_bytes())
         };
         match reply {
             Ok(reply) => {
@@ -169,7 +173,7 @@ unsafe extern "C" fn send(env: Env, _class: Object, message: Object) -> Object {
                 let class =
                     unsafe { (jni.find_class)(env, c"java/lang/RuntimeException".as_ptr()) };
                 // Characters above U+FFFF have another encoding in JNI's modified UTF-8.
-                let reason = c_text(
+                let reason = to_c_string(
                     &reason.replace(|letter| letter > '\u{ffff}', "?"),
                     usize::MAX,
                 );
@@ -183,11 +187,11 @@ unsafe extern "C" fn send(env: Env, _class: Object, message: Object) -> Object {
     })
 }
 
-/// Copies a Java string as UTF-8. Replaces surrogates that are not paired.
+/// Copies a Java string as UTF-8. Replaces unpaired surrogates.
 ///
 /// # Safety
 /// `env` and `string` are arguments of a native method that has not returned yet.
-unsafe fn java_text(jni: &Functions, env: Env, string: Object) -> String {
+unsafe fn copy_java_string(jni: &Functions, env: Env, string: Object) -> String {
     // SAFETY: JNI: GetStringLength returns the number of UTF-16 units.
     let length = unsafe { (jni.string_length)(env, string) };
     let mut units = vec![0_u16; usize::try_from(length).unwrap_or(0)];
@@ -212,7 +216,7 @@ macro_rules! __export_java {
         ) -> ::std::ffi::c_int {
             let name = $crate::__library_name!();
             // SAFETY: the argument of the JVM, unchanged.
-            unsafe { $crate::adapters::java::load(&$entry, name, vm) }
+            unsafe { $crate::adapters::java::init_library(&$entry, name, vm) }
         }
 
         /// Entry point that a JVM calls at its start with this library as an agent. Any result but 0 would end the JVM.

@@ -49,7 +49,8 @@ pub(super) fn join_other_copy(
         // SAFETY: a function of a copy of this library, which any thread may call.
         let plugin = unsafe { (copy.get_plugin)() };
         // SAFETY: the plugin is of this copy, which shares its instance and so never destroys it.
-        let joined = (!plugin.is_null()).then(|| unsafe { Instance::join(copy.entry, plugin) });
+        let joined =
+            (!plugin.is_null()).then(|| unsafe { Instance::from_other_copy(copy.entry, plugin) });
         let joined = joined?.ok()?;
         Some(match are_versions_of_one(&info, joined.info()) {
             true => Ok(joined),
@@ -59,7 +60,7 @@ pub(super) fn join_other_copy(
 }
 
 /// Returns the error that another library in the process, which is no copy, has created a plugin with the id of `own`.
-/// `None` if there is none.
+/// `None` if there is none. Waits for the lock of all copies.
 pub(super) fn find_duplicate(own: &'static memprof_plugin_entry_t) -> Option<Failure> {
     let _guard = lock_all_copies(own);
     join_other_copy(own)?.err()
@@ -71,12 +72,12 @@ fn duplicate_library_error(
     loaded: *const memprof_plugin_entry_t,
     id: &str,
 ) -> Failure {
-    let [own, loaded] = library_names(own, loaded);
+    let [own, loaded] = library_paths(own, loaded);
     duplicate_id_error(id, &own, &loaded)
 }
 
-/// Whether two plugins with one id can be two versions of one plugin: a later one may have more messages, but not
-/// messages that the earlier one lacks and the reverse.
+/// Returns whether two plugins with one id can be two versions of one plugin: all messages of one are among those of
+/// the other, because a later version may add some.
 fn are_versions_of_one(one: &PluginInfo, other: &PluginInfo) -> bool {
     let has_all = |one: &PluginInfo, other: &PluginInfo| {
         let mut messages = other.messages.iter();
@@ -85,9 +86,9 @@ fn are_versions_of_one(one: &PluginInfo, other: &PluginInfo) -> bool {
     has_all(one, other) || has_all(other, one)
 }
 
-/// Returns the paths of two libraries with one id, `own` and the one that was loaded before. A file may have been replaced
-/// meanwhile: then the second is `an older file of that name`.
-pub(super) fn library_names(
+/// Returns the paths of two libraries with one id, `own` and the one that was loaded before, for a text. A file may
+/// have been replaced meanwhile: then the second is `an older file of that name`.
+pub(super) fn library_paths(
     own: *const memprof_plugin_entry_t,
     loaded: *const memprof_plugin_entry_t,
 ) -> [String; 2] {
@@ -99,7 +100,8 @@ pub(super) fn library_names(
     [own, loaded]
 }
 
-/// Returns the path by which the program has loaded the library of an entry.
+/// Returns the path by which the program has loaded the library of an entry; `a library` if the loader does not know
+/// it.
 fn library_path(entry: *const memprof_plugin_entry_t) -> String {
     let Some(library) = memprof_own::find_object(entry.addr()) else {
         return "a library".to_owned();
@@ -189,7 +191,7 @@ struct CopyList {
 }
 
 impl CopyList {
-    /// An empty list with memory for that many libraries.
+    /// Creates an empty list with memory for that many libraries.
     fn with_capacity(capacity: usize) -> Self {
         Self {
             copies: Vec::with_capacity(capacity),
@@ -226,7 +228,7 @@ unsafe extern "C" fn collect_copy(
 unsafe fn find_copy(library: &libc::dl_phdr_info) -> Option<LibraryCopy> {
     let symbol = |name: &CStr| {
         // SAFETY: the caller promises that it is an entry of the loader's list.
-        let found = unsafe { memprof_own::exported_symbol(library, name) };
+        let found = unsafe { memprof_own::find_exported_symbol(library, name) };
         found.map_or(ptr::null_mut(), NonNull::as_ptr)
     };
     // SAFETY: `export_adapters!` exports a function of this type.

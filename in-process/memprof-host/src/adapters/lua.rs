@@ -81,7 +81,7 @@ impl Lua {
 /// # Safety
 /// Lua calls `luaopen_*` with `state`.
 #[doc(hidden)]
-pub unsafe fn open(
+pub unsafe fn open_module(
     entry: &'static memprof_plugin_entry_t,
     state: State,
     caller: CallerAddress,
@@ -94,9 +94,9 @@ pub unsafe fn open(
     // SAFETY: lua.h: a C function has room for 20 values; the functions are in a library that is never unloaded.
     unsafe {
         (lua.values.create_table)(state, 0, 2);
-        (lua.push_function)(state, send, 0);
+        (lua.push_function)(state, lua_send, 0);
         (lua.set_field)(state, -2, c"send".as_ptr());
-        (lua.push_function)(state, call, 0);
+        (lua.push_function)(state, lua_call, 0);
         (lua.set_field)(state, -2, c"call".as_ptr());
     }
     1
@@ -111,15 +111,15 @@ fn find_lua(caller: CallerAddress) -> Option<Lua> {
     })
 }
 
-/// The Lua function `send`. Passes its return address and `is_json` = false to [`handle_call`].
+/// Implements the Lua function `send`. Passes its return address and `is_json` = false to [`handle_call`].
 #[unsafe(naked)]
-unsafe extern "C-unwind" fn send(state: State) -> c_int {
+unsafe extern "C-unwind" fn lua_send(state: State) -> c_int {
     naked_asm!("mov rsi, [rsp]", "xor edx, edx", "jmp {}", sym handle_call)
 }
 
-/// The Lua function `call`. Passes its return address and `is_json` = true to [`handle_call`].
+/// Implements the Lua function `call`. Passes its return address and `is_json` = true to [`handle_call`].
 #[unsafe(naked)]
-unsafe extern "C-unwind" fn call(state: State) -> c_int {
+unsafe extern "C-unwind" fn lua_call(state: State) -> c_int {
     naked_asm!("mov rsi, [rsp]", "mov edx, 1", "jmp {}", sym handle_call)
 }
 
@@ -162,18 +162,19 @@ unsafe extern "C-unwind" fn handle_call(
     count
 }
 
-/// Sends a message to the plugin. Returns its reply: parsed JSON if `is_json`, otherwise a text. Fails with the text of
-/// the reply to a message that failed.
+/// Sends a message to the plugin. Returns its reply: parsed JSON if `is_json`, otherwise a text. If the message failed,
+/// the error is the text of the reply.
 fn send_message(message: &[u8], is_json: bool) -> Result<Value, String> {
     if is_json {
-        let json = delayed_start::send_for_json(message)?;
+        let json = delayed_start::send_message_for_json(message)?;
         serde_json::from_str(&json).map_err(|error| error.to_string())
     } else {
-        delayed_start::send(message).map(Value::String)
+        delayed_start::send_message(message).map(Value::String)
     }
 }
 
-/// The Lua function that `handle_call` runs as a protected call. Adds its return address to the arguments.
+/// Implements the Lua function that `handle_call` runs as a protected call. Passes its return address to
+/// [`push_reply_for_caller`].
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn push_reply(state: State) -> c_int {
     naked_asm!("mov rsi, [rsp]", "jmp {}", sym push_reply_for_caller)
@@ -191,7 +192,7 @@ unsafe extern "C-unwind" fn push_reply_for_caller(state: State, caller: CallerAd
     match unsafe { &*reply.cast::<Result<Value, String>>() } {
         Ok(value) => {
             // SAFETY: this is a protected call, and the state is that of these functions.
-            unsafe { lua.values.push(state, value) };
+            unsafe { lua.values.push_value(state, value) };
             1
         }
         Err(reason) => {
@@ -215,7 +216,7 @@ macro_rules! __export_lua {
                 caller: $crate::adapters::host_symbols::CallerAddress,
             ) -> ::std::ffi::c_int {
                 // SAFETY: Lua's argument, unchanged.
-                unsafe { $crate::adapters::lua::open(&$entry, state, caller) }
+                unsafe { $crate::adapters::lua::open_module(&$entry, state, caller) }
             }
             $crate::__export_with_caller!(
                 concat!("luaopen_", env!("CARGO_CRATE_NAME")),

@@ -11,7 +11,7 @@ use std::{ptr, slice};
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::host_symbols::find_symbol;
-use super::log::{c_text, one_line};
+use super::log::{one_line, to_c_string};
 use super::{catch_panic, delayed_start};
 use crate::protocol::split_message;
 
@@ -56,12 +56,13 @@ pub struct Args {
     lengths: *const c_ulong,
 }
 
-/// Checks the arguments of a statement, and creates the plugin. Returns 0, or 1 to refuse it with the text in `error`.
+/// Checks the arguments of a statement, and creates the plugin. Returns 0, or 1 to refuse the statement with the text
+/// in `error`.
 ///
 /// # Safety
 /// The server calls it as the `_init` of a loadable function.
 #[doc(hidden)]
-pub unsafe fn init(
+pub unsafe fn init_statement(
     entry: &'static memprof_plugin_entry_t,
     init: *mut Init,
     args: *const Args,
@@ -92,7 +93,7 @@ pub unsafe fn init(
 /// Returns null and sets `error` if the message is not allowed for all users, or failed.
 ///
 /// # Safety
-/// The server calls it as a loadable function, after `init`.
+/// The server calls it as a loadable function, after `init_statement`.
 #[doc(hidden)]
 pub unsafe fn reply_to_row(
     init: *mut Init,
@@ -106,20 +107,20 @@ pub unsafe fn reply_to_row(
     init.free_reply();
     // SAFETY: udf API: the server passes whole arguments, which are valid during the call.
     let args = unsafe { &*args };
-    // SAFETY: udf API: there is one value, as `init` has checked.
+    // SAFETY: udf API: there is one value, as `init_statement` has checked.
     let value = unsafe { *args.values };
     if value.is_null() {
         // SAFETY: udf API: the server passes a writable `is_null`.
         unsafe { *is_null = 1 };
         return ptr::null();
     }
-    // SAFETY: udf API: there is one length, as `init` has checked.
+    // SAFETY: udf API: there is one length, as `init_statement` has checked.
     let size = unsafe { *args.lengths } as usize;
     // SAFETY: udf API: a text of that length, which is valid during the call.
     let message = unsafe { slice::from_raw_parts(value.cast::<u8>(), size) };
     match catch_panic(Err(PANICKED.to_owned()), || send_if_allowed(message)) {
         Ok(reply) => {
-            let reply = c_text(&reply, LENGTH_LIMIT as usize);
+            let reply = to_c_string(&reply, LENGTH_LIMIT as usize);
             // SAFETY: udf API: the server passes a writable `length`.
             unsafe { *length = reply.count_bytes() as c_ulong };
             init.reply = reply.into_raw();
@@ -139,7 +140,7 @@ pub unsafe fn reply_to_row(
 /// # Safety
 /// The server calls it as the `_deinit` of a loadable function.
 #[doc(hidden)]
-pub unsafe fn deinit(init: *mut Init) {
+pub unsafe fn deinit_statement(init: *mut Init) {
     // SAFETY: udf API: the server passes its whole struct, which no other code uses during the call.
     unsafe { &mut *init }.free_reply();
 }
@@ -161,7 +162,7 @@ fn send_if_allowed(message: &[u8]) -> Result<String, String> {
     let text = String::from_utf8_lossy(message);
     let (name, _) = split_message(&text);
     if READ_ONLY_MESSAGES.contains(&name) || delayed_start::is_allowed_for_all_users(name) {
-        return delayed_start::send(message);
+        return delayed_start::send_message(message);
     }
     // Any user may have sent a long name.
     let shown: String = name.chars().take(40).collect();
@@ -174,7 +175,7 @@ fn send_if_allowed(message: &[u8]) -> Result<String, String> {
 
 /// Fails the statement with a reason. In a server without `my_printf_error`, it fails without a text.
 fn fail_statement(reason: &str) {
-    let text = c_text(&one_line(reason), ERROR_LIMIT);
+    let text = to_c_string(&one_line(reason), ERROR_LIMIT);
     // SAFETY: my_sys.h declares a function of this type.
     if let Some(print) = unsafe { find_symbol::<PrintError>(c"my_printf_error") } {
         // SAFETY: the thread is running a statement of the server; the text is an argument, not a format.
@@ -198,7 +199,7 @@ macro_rules! __export_mariadb {
                 error: *mut c_char,
             ) -> c_char {
                 // SAFETY: the arguments of the server, unchanged.
-                unsafe { mariadb::init(&$entry, init, args, error) }
+                unsafe { mariadb::init_statement(&$entry, init, args, error) }
             }
 
             /// Entry point that the server calls for each row.
@@ -219,7 +220,7 @@ macro_rules! __export_mariadb {
             #[unsafe(export_name = concat!(env!("CARGO_CRATE_NAME"), "_deinit"))]
             unsafe extern "C" fn deinit(init: *mut mariadb::Init) {
                 // SAFETY: the argument of the server, unchanged.
-                unsafe { mariadb::deinit(init) }
+                unsafe { mariadb::deinit_statement(init) }
             }
         };
     };

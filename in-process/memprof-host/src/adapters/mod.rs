@@ -56,6 +56,8 @@ pub mod nginx;
 #[cfg(feature = "adapter-node")]
 pub mod node;
 mod one_time_event;
+mod own_sockets;
+mod pending_request;
 #[cfg(feature = "adapter-postgres")]
 pub mod postgres;
 #[cfg(feature = "adapter-preload")]
@@ -100,7 +102,7 @@ fn to_camel_case(name: &CStr) -> CString {
         first.chain(letters).collect::<String>()
     };
     let words = name.split('_').filter(|word| !word.is_empty());
-    log::c_text(&words.map(capital).collect::<String>(), usize::MAX)
+    log::to_c_string(&words.map(capital).collect::<String>(), usize::MAX)
 }
 
 #[cfg(all(test, any(feature = "adapter-java", feature = "adapter-ruby")))]

@@ -19,7 +19,7 @@ use super::catch_panic;
 use super::config::{self, Settings};
 use super::host_symbols::find_symbol;
 use super::instance::{Adapter, AdapterInstance, instance, start_instance};
-use super::log::{ProgramLog, c_text};
+use super::log::{ProgramLog, to_c_string};
 use super::rendered_reply::ReplyContent;
 
 /// `mosquitto_plugin.h`, `MOSQ_PLUGIN_VERSION`.
@@ -104,12 +104,13 @@ impl BrokerApi {
     }
 }
 
-/// Returns the version of the plugin interface that this plugin uses, -1 if Mosquitto does not support it.
+/// Returns the version of the plugin interface that this plugin uses, -1 if it is not among the versions that Mosquitto
+/// supports.
 ///
 /// # Safety
 /// Mosquitto calls `mosquitto_plugin_version` with these arguments.
 #[doc(hidden)]
-pub unsafe fn version(count: c_int, versions: *const c_int) -> c_int {
+pub unsafe fn supported_version(count: c_int, versions: *const c_int) -> c_int {
     // SAFETY: the caller promises Mosquitto's arguments: `count` versions.
     let versions = unsafe { as_slice(versions, count) };
     if versions.contains(&VERSION) {
@@ -119,13 +120,13 @@ pub unsafe fn version(count: c_int, versions: *const c_int) -> c_int {
     }
 }
 
-/// Loads the plugin. Never fails, because then the broker would not start. Does nothing in a broker that lacks a needed
-/// function.
+/// Starts the plugin. Always succeeds, because otherwise the broker would not start. Does nothing in a broker that
+/// lacks a needed function.
 ///
 /// # Safety
 /// Mosquitto calls `mosquitto_plugin_init` with these arguments.
 #[doc(hidden)]
-pub unsafe fn init(
+pub unsafe fn init_plugin(
     entry: &'static memprof_plugin_entry_t,
     identifier: *mut c_void,
     options: *const Opt,
@@ -146,7 +147,7 @@ pub unsafe fn init(
 }
 
 /// Parses the plugin's options, each a key and a value. A missing text is an empty one. Fails if a text is not UTF-8,
-/// and as [`config::parse`] does.
+/// and as [`config::parse_pairs`] does.
 ///
 /// # Safety
 /// `options` points to `count` options of Mosquitto's.
@@ -169,7 +170,7 @@ unsafe fn parse_options(options: *const Opt, count: c_int) -> Result<Settings, F
     let pairs = options
         .iter()
         .map(|option| Ok((text(option.key)?, text(option.value)?)));
-    config::parse(pairs.collect::<Result<Vec<_>, _>>()?)
+    config::parse_pairs(pairs.collect::<Result<Vec<_>, _>>()?)
 }
 
 /// Returns the topic of messages to the plugin.
@@ -179,7 +180,7 @@ fn control_topic(instance: &AdapterInstance) -> String {
 
 /// Registers the handler of messages to the plugin's topic. A failure is logged as a warning.
 fn register_handler(broker: &Broker, identifier: *mut c_void, instance: &AdapterInstance) {
-    let topic = c_text(&control_topic(instance), LINE_LIMIT);
+    let topic = to_c_string(&control_topic(instance), LINE_LIMIT);
     // SAFETY: mosquitto_broker.h: the broker copies the topic; the handler is in a library that is never unloaded.
     let status = unsafe {
         (broker.api.callback_register)(
@@ -218,7 +219,7 @@ unsafe extern "C" fn handle_control_event(_: c_int, event: *mut c_void, _: *mut 
 
 /// Publishes a reply to the client that sent the message. Does nothing if the client has no id. A failure is logged.
 fn publish_reply(broker: &Broker, client: *const c_void, instance: &AdapterInstance, bytes: &[u8]) {
-    let topic: CString = c_text(&format!("{}/response", control_topic(instance)), LINE_LIMIT);
+    let topic: CString = to_c_string(&format!("{}/response", control_topic(instance)), LINE_LIMIT);
     // SAFETY: mosquitto_broker.h: the client of the event that is being handled.
     let client = unsafe { (broker.api.client_id)(client) };
     // Without a client the reply would be published to all subscribers.
@@ -267,7 +268,7 @@ fn write_log_line(level: Level, text: &str) {
         Level::Info => 1 << 1,
         Level::Debug | Level::Trace => 1 << 4,
     };
-    let text = c_text(&format!("memprof: {text}"), LINE_LIMIT);
+    let text = to_c_string(&format!("memprof: {text}"), LINE_LIMIT);
     if let Some(broker) = BROKER.get()
         && broker.thread == thread::current().id()
     {
@@ -291,7 +292,7 @@ macro_rules! __export_mosquitto {
             versions: *const ::std::ffi::c_int,
         ) -> ::std::ffi::c_int {
             // SAFETY: the arguments of Mosquitto, unchanged.
-            unsafe { $crate::adapters::mosquitto::version(count, versions) }
+            unsafe { $crate::adapters::mosquitto::supported_version(count, versions) }
         }
 
         /// Entry point that Mosquitto calls after loading this library.
@@ -306,7 +307,7 @@ macro_rules! __export_mosquitto {
             count: ::std::ffi::c_int,
         ) -> ::std::ffi::c_int {
             // SAFETY: the arguments of Mosquitto, unchanged.
-            unsafe { $crate::adapters::mosquitto::init(&$entry, identifier, options, count) }
+            unsafe { $crate::adapters::mosquitto::init_plugin(&$entry, identifier, options, count) }
         }
 
         /// Entry point that Mosquitto calls at its end. Does nothing.

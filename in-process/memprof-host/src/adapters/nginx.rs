@@ -139,8 +139,8 @@ impl Module {
 
 /// Starts the plugin and the control socket of a worker, after a delay. Always returns `NGX_OK`.
 #[doc(hidden)]
-pub fn init_process(entry: &'static memprof_plugin_entry_t) -> isize {
-    catch_panic((), || delayed_start::start_delayed(entry));
+pub fn start_in_worker(entry: &'static memprof_plugin_entry_t) -> isize {
+    catch_panic((), || delayed_start::start_plugin_delayed(entry));
     OK
 }
 
@@ -155,7 +155,7 @@ macro_rules! __export_nginx {
 
             /// Entry point that nginx calls in each new worker.
             extern "C" fn init_process(_cycle: *const ::std::ffi::c_void) -> isize {
-                nginx::init_process(&$entry)
+                nginx::start_in_worker(&$entry)
             }
             static CONTEXT: nginx::Context = nginx::Context::new(NAME);
             static MODULE: nginx::Module = nginx::Module::new(&CONTEXT, init_process);

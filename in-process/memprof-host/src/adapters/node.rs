@@ -47,7 +47,7 @@ struct Job {
 /// # Safety
 /// Node calls `napi_register_module_v1` with these arguments.
 #[doc(hidden)]
-pub unsafe fn register(
+pub unsafe fn register_module(
     entry: &'static memprof_plugin_entry_t,
     env: Env,
     exports: Value,
@@ -78,6 +78,7 @@ pub unsafe fn register(
                 create_function(
                     env,
                     name.as_ptr(),
+                    // js_native_api.h, `NAPI_AUTO_LENGTH`: the name ends with NUL.
                     usize::MAX,
                     handle_call,
                     index as *mut c_void,
@@ -135,13 +136,13 @@ unsafe extern "C" fn handle_call(env: Env, info: *mut c_void) -> Value {
     catch_panic(None, handle).unwrap_or(ptr::null_mut())
 }
 
-/// Sends a message to the plugin. Returns its reply as JSON if `is_json`, otherwise as text for people. Fails with the
-/// text of the reply to a message that failed.
+/// Sends a message to the plugin. Returns its reply as JSON if `is_json`, otherwise as text for people. If the message
+/// failed, the error is the text of the reply.
 fn send_message(message: &[u8], is_json: bool) -> Result<String, String> {
     if is_json {
-        delayed_start::send_for_json(message)
+        delayed_start::send_message_for_json(message)
     } else {
-        delayed_start::send(message)
+        delayed_start::send_message(message)
     }
 }
 
@@ -235,7 +236,7 @@ macro_rules! __export_node {
                 caller: $crate::adapters::host_symbols::CallerAddress,
             ) -> *mut ::std::ffi::c_void {
                 // SAFETY: the arguments of Node, unchanged.
-                unsafe { $crate::adapters::node::register(&$entry, env, exports, caller) }
+                unsafe { $crate::adapters::node::register_module(&$entry, env, exports, caller) }
             }
             $crate::__export_with_caller!("napi_register_module_v1", "rdx", register);
         };

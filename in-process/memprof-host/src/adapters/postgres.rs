@@ -47,16 +47,17 @@ pub static CALLING_CONVENTION: c_int = 1;
 /// guc.h, `PGC_SIGHUP`: a setting of the server's files, which a session cannot change.
 const PGC_SIGHUP: c_int = 2;
 
-/// fmgr.h, `Pg_magic_func`: returns the block that states for which server the library was built.
+/// Implements `Pg_magic_func` of fmgr.h: returns the block that states for which server the library was built, as this
+/// server expects it.
 #[doc(hidden)]
-pub fn magic() -> *const c_void {
+pub fn magic_block_address() -> *const c_void {
     static MAGIC: LockFreeOnce<Magic> = LockFreeOnce::new();
     // A version of 0 gets the block of the oldest known version.
     let magic = MAGIC.get_or_set(magic::magic_block(server_version().unwrap_or_default()));
     ptr::from_ref(magic).cast()
 }
 
-/// Returns the `server_version_num` of this server. `None` if the process is no server.
+/// Returns the `server_version_num` of this server, such as 160002. `None` if the process is no server.
 fn server_version() -> Option<c_int> {
     // SAFETY: guc.h declares a function of this type.
     let get: GetConfigOption = unsafe { find_symbol(c"GetConfigOption") }?;
@@ -74,7 +75,7 @@ fn server_version() -> Option<c_int> {
 /// # Safety
 /// The server calls `_PG_init`.
 #[doc(hidden)]
-pub unsafe fn init(entry: &'static memprof_plugin_entry_t, name: &'static CStr) {
+pub unsafe fn init_extension(entry: &'static memprof_plugin_entry_t, name: &'static CStr) {
     // No value in this function may need a drop: the server's functions fail by longjmp.
     static CONFIG: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
     // SAFETY: fmgr.h declares a function of this type.
@@ -115,10 +116,10 @@ pub unsafe fn init(entry: &'static memprof_plugin_entry_t, name: &'static CStr) 
         // SAFETY: guc.h: not null, NUL-terminated, and valid while the setting is unchanged.
         let file = (!config.is_null()).then(|| unsafe { CStr::from_ptr(config) }.to_string_lossy());
         let settings = || match file.filter(|file| !file.is_empty()) {
-            Some(file) => config::parse([("config", &*file)]),
+            Some(file) => config::parse_pairs([("config", &*file)]),
             None => environment::read_settings(),
         };
-        delayed_start::start_delayed_with(entry, settings);
+        delayed_start::start_plugin_delayed_with(entry, settings);
     });
 }
 
@@ -129,7 +130,7 @@ pub unsafe fn init(entry: &'static memprof_plugin_entry_t, name: &'static CStr) 
 #[doc(hidden)]
 pub unsafe fn handle_call(call: *mut Call) -> Datum {
     // SAFETY: the caller promises a call by the server.
-    unsafe { finish_call(call, |_, message| delayed_start::send(message)) }
+    unsafe { run_call(call, |_, message| delayed_start::send_message(message)) }
 }
 
 /// Sends a message to all processes of the server. The SQL function's result is JSON, an array of objects.
@@ -140,7 +141,7 @@ pub unsafe fn handle_call(call: *mut Call) -> Datum {
 pub unsafe fn handle_call_for_all(call: *mut Call) -> Datum {
     // SAFETY: the caller promises a call by the server.
     unsafe {
-        finish_call(call, |server, message| {
+        run_call(call, |server, message| {
             delayed_start::send_to_server_processes(message, || server.is_interrupted())
         })
     }
@@ -151,7 +152,7 @@ pub unsafe fn handle_call_for_all(call: *mut Call) -> Datum {
 ///
 /// # Safety
 /// Those of [`handle_call`].
-unsafe fn finish_call(
+unsafe fn run_call(
     call: *mut Call,
     work: impl FnOnce(Server, &[u8]) -> Result<String, String> + Copy,
 ) -> Datum {
@@ -183,7 +184,7 @@ macro_rules! __export_postgres {
             /// Entry point by which the server checks for which version the library was built.
             #[unsafe(export_name = "Pg_magic_func")]
             extern "C" fn magic() -> *const ::std::ffi::c_void {
-                postgres::magic()
+                postgres::magic_block_address()
             }
 
             /// Entry point that the server calls after it has loaded the library.
@@ -191,7 +192,7 @@ macro_rules! __export_postgres {
             unsafe extern "C-unwind" fn init() {
                 const SETTING: &::std::ffi::CStr = $crate::__library_name!("", ".config");
                 // SAFETY: only the server calls `_PG_init`.
-                unsafe { postgres::init(&$entry, SETTING) }
+                unsafe { postgres::init_extension(&$entry, SETTING) }
             }
 
             /// `pg_memory_profile`: the SQL function that sends a message to this process.

@@ -28,10 +28,10 @@ const SAMPLED_CHILD: &str = "MEMPROF_SAMPLED_CHILD";
 #[doc(hidden)]
 pub fn start_if_requested(entry: &'static memprof_plugin_entry_t) {
     // Before the program forbids its threads CPUID, which a forked child's thread inherits.
-    memprof_own::detect_processor();
-    catch_panic((), || match (has_value(RUN, "1"), is_tallied()) {
-        (true, true) => delayed_start::start_now(entry),
-        (true, false) => delayed_start::start_delayed(entry),
+    memprof_own::detect_processor_features();
+    catch_panic((), || match (variable_has_value(RUN, "1"), is_tallied()) {
+        (true, true) => delayed_start::start_plugin_now(entry),
+        (true, false) => delayed_start::start_plugin_delayed(entry),
         (false, _) => {}
     });
 }
@@ -57,7 +57,10 @@ pub enum StartupSampling {
 /// requests none. Call it while the library is loaded, before the environment may change.
 #[doc(hidden)]
 pub fn startup_sampling() -> Option<StartupSampling> {
-    match (has_value(RUN, "1"), has_value(ACTIVE, "on")) {
+    match (
+        variable_has_value(RUN, "1"),
+        variable_has_value(ACTIVE, "on"),
+    ) {
         (true, true) => Some(StartupSampling::Program {
             lg_sample: environment_variable(LG_SAMPLE).and_then(|lg| lg.parse().ok()),
         }),
@@ -80,11 +83,11 @@ fn parse_sampled_child(value: &str, parent: u32) -> Option<u64> {
 /// Returns whether all allocations are counted. Call it while the library is loaded, before the environment may change.
 #[doc(hidden)]
 pub fn is_tallied() -> bool {
-    has_value(TALLY, "1")
+    variable_has_value(TALLY, "1")
 }
 
-/// Returns whether an environment variable has this value.
-fn has_value(name: &str, value: &str) -> bool {
+/// Returns whether an environment variable has this value. False in a secure execution.
+fn variable_has_value(name: &str, value: &str) -> bool {
     environment_variable(name).is_some_and(|found| found == value)
 }
 
@@ -97,10 +100,10 @@ macro_rules! __export_preload {
         #[unsafe(link_section = ".init_array")]
         static MEMPROF_PRELOAD: extern "C" fn() = {
             /// Starts the plugin if the environment requests it.
-            extern "C" fn loaded() {
+            extern "C" fn on_load() {
                 $crate::adapters::preload::start_if_requested(&$entry);
             }
-            loaded
+            on_load
         };
     };
 }

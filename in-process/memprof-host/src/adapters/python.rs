@@ -14,7 +14,7 @@ use std::{ptr, slice};
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::host_symbols::{CallerAddress, HostSymbols, MissingSymbol};
-use super::log::c_text;
+use super::log::to_c_string;
 use super::{catch_panic, delayed_start};
 
 mod definition;
@@ -89,7 +89,7 @@ impl Python {
 /// # Safety
 /// Python calls `PyInit_*`.
 #[doc(hidden)]
-pub unsafe fn init(
+pub unsafe fn init_module(
     entry: &'static memprof_plugin_entry_t,
     name: &'static CStr,
     caller: CallerAddress,
@@ -98,7 +98,9 @@ pub unsafe fn init(
         let host = caller.open_symbols();
         let missing = |missing: MissingSymbol| missing.to_string();
         let python = Python::find(&host).map_err(missing);
-        match python.and_then(|_| definition::create_module(&host, name, [send, call])) {
+        match python
+            .and_then(|_| definition::create_module(&host, name, [python_send, python_call]))
+        {
             Ok(module) => {
                 delayed_start::ensure_instance(entry);
                 module
@@ -108,15 +110,15 @@ pub unsafe fn init(
     })
 }
 
-/// The Python function `send`. Passes its return address and `is_json` = false to [`handle_call`].
+/// Implements the Python function `send`. Passes its return address and `is_json` = false to [`handle_call`].
 #[unsafe(naked)]
-unsafe extern "C-unwind" fn send(module: Object, message: Object) -> Object {
+unsafe extern "C-unwind" fn python_send(module: Object, message: Object) -> Object {
     naked_asm!("mov rdx, [rsp]", "xor ecx, ecx", "jmp {}", sym handle_call)
 }
 
-/// The Python function `call`. Passes its return address and `is_json` = true to [`handle_call`].
+/// Implements the Python function `call`. Passes its return address and `is_json` = true to [`handle_call`].
 #[unsafe(naked)]
-unsafe extern "C-unwind" fn call(module: Object, message: Object) -> Object {
+unsafe extern "C-unwind" fn python_call(module: Object, message: Object) -> Object {
     naked_asm!("mov rdx, [rsp]", "mov ecx, 1", "jmp {}", sym handle_call)
 }
 
@@ -142,9 +144,9 @@ unsafe extern "C-unwind" fn handle_call(
     // SAFETY: ceval.h: the calling thread has the GIL.
     let thread = unsafe { (python.release_gil)() };
     let send_message = if is_json {
-        delayed_start::send_for_json
+        delayed_start::send_message_for_json
     } else {
-        delayed_start::send
+        delayed_start::send_message
     };
     let reply = Box::into_raw(Box::new(send_message(bytes)));
     // SAFETY: ceval.h: the thread state of this thread, which released the GIL.
@@ -155,7 +157,7 @@ unsafe extern "C-unwind" fn handle_call(
         // SAFETY: the thread has the GIL.
         Ok(text) => unsafe { python.create_object(&text, is_json) },
         Err(reason) => {
-            let reason = c_text(&reason, usize::MAX);
+            let reason = to_c_string(&reason, usize::MAX);
             // SAFETY: pyerrors.h: a variable that contains the class.
             let class = unsafe { *python.runtime_error };
             // SAFETY: the thread has the GIL; Python copies the text.
@@ -176,7 +178,11 @@ macro_rules! __export_python {
             ) -> *mut ::std::ffi::c_void {
                 // SAFETY: only Python calls `PyInit_*`.
                 unsafe {
-                    $crate::adapters::python::init(&$entry, $crate::__library_name!(), caller)
+                    $crate::adapters::python::init_module(
+                        &$entry,
+                        $crate::__library_name!(),
+                        caller,
+                    )
                 }
             }
             $crate::__export_with_caller!(

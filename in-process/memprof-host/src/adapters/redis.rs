@@ -19,7 +19,7 @@ use memprof_plugin_abi::{Arguments, Failure};
 use super::config::{self, Settings};
 use super::host_symbols::to_pointer;
 use super::instance::{Adapter, AdapterInstance, instance, plugin_id, start_instance};
-use super::log::{ProgramLog, c_text, one_line};
+use super::log::{ProgramLog, one_line, to_c_string};
 use super::rendered_reply::{RenderedReply, ReplyContent};
 use super::{catch_panic, library_copies};
 use later_api::LaterApi;
@@ -97,9 +97,9 @@ impl RedisApi {
         })
     }
 
-    /// Returns whether a module of this name is loaded.
+    /// Returns whether Redis has loaded a module of this name.
     fn is_name_busy(&self, name: &str) -> bool {
-        let name = c_text(name, LINE_LIMIT);
+        let name = to_c_string(name, LINE_LIMIT);
         // SAFETY: redismodule.h: a NUL-terminated name.
         unsafe { (self.is_module_name_busy)(name.as_ptr()) != 0 }
     }
@@ -156,7 +156,7 @@ impl RedisApi {
     /// Sends an error to the client: the text as one line, of at most [`ERROR_LIMIT`] bytes, after `ERR`. Returns
     /// `REDISMODULE_OK`.
     fn reply_error(&self, ctx: Ctx, text: &str) -> c_int {
-        let line = c_text(&format!("ERR {}", one_line(text)), ERROR_LIMIT);
+        let line = to_c_string(&format!("ERR {}", one_line(text)), ERROR_LIMIT);
         // SAFETY: redismodule.h: the context of the running command; Redis copies the text.
         unsafe { (self.reply_with_error)(ctx, line.as_ptr()) }
     }
@@ -178,7 +178,7 @@ const ADAPTER: Adapter = Adapter::without_socket(&LOG);
 /// # Safety
 /// Redis calls `RedisModule_OnLoad` with these arguments.
 #[doc(hidden)]
-pub unsafe fn load(
+pub unsafe fn load_module(
     entry: &'static memprof_plugin_entry_t,
     ctx: Ctx,
     argv: *const RedisString,
@@ -206,7 +206,7 @@ pub unsafe fn load(
         if is_client && (instance.creation_failure().is_some() || is_changed) {
             return ERR;
         }
-        if !register_command(api, ctx, instance) && !is_reload {
+        if !register_module_and_command(api, ctx, instance) && !is_reload {
             let line = format!(
                 "the command {} exists already, and stays as it is: this module has none",
                 instance.id().to_uppercase()
@@ -231,8 +231,8 @@ fn busy_name_text(entry: &'static memprof_plugin_entry_t) -> String {
     }
 }
 
-/// Returns whether the plugin was created, by this copy of the library or another one: a module that is loaded by another
-/// path, as an upgrade may be, is another copy.
+/// Returns whether the plugin was created, by this copy of the library or another one: a module that is loaded by
+/// another path, as an upgrade may be, is another copy. May wait for the lock of all copies.
 fn has_plugin(entry: &'static memprof_plugin_entry_t) -> bool {
     let is_created = |instance: &AdapterInstance| instance.creation_failure().is_none();
     if instance().is_some_and(is_created) {
@@ -243,7 +243,7 @@ fn has_plugin(entry: &'static memprof_plugin_entry_t) -> bool {
 }
 
 /// Parses the plugin's options, which are keys and values by turns. Fails if the last key has no value, and as
-/// [`config::parse`] does.
+/// [`config::parse_pairs`] does.
 fn parse_options(arguments: &[String]) -> Result<Settings, Failure> {
     let pairs = arguments.chunks(2).map(|pair| match pair {
         [key, value] => Ok((key.as_str(), value.as_str())),
@@ -255,19 +255,21 @@ fn parse_options(arguments: &[String]) -> Result<Settings, Failure> {
             ),
         )),
     });
-    config::parse(pairs.collect::<Result<Vec<_>, _>>()?)
+    config::parse_pairs(pairs.collect::<Result<Vec<_>, _>>()?)
 }
 
-/// Names the module and creates its command. Returns false if there is a command of that name.
-fn register_command(api: &RedisApi, ctx: Ctx, instance: &AdapterInstance) -> bool {
+/// Names the module and creates its command. Returns false if Redis refuses the command, because one of that name
+/// exists.
+fn register_module_and_command(api: &RedisApi, ctx: Ctx, instance: &AdapterInstance) -> bool {
     // A module that is loaded again under another path needs another name; Redis crashes on a module without a name.
     let names = std::iter::once(instance.id().to_owned())
         .chain((2..).map(|number| format!("{}_{number}", instance.id())));
     let mut names = names.filter(|name| !api.is_name_busy(name));
-    let name = c_text(&names.next().expect("there is no end of names"), LINE_LIMIT);
+    let name = to_c_string(&names.next().expect("there is no end of names"), LINE_LIMIT);
+    // The number 1 is the module's own version.
     // SAFETY: redismodule.h: the context of `RedisModule_OnLoad`; Redis copies the name.
     unsafe { (api.set_module_attribs)(ctx, name.as_ptr(), 1, API_VERSION) };
-    let command = c_text(&instance.id().to_uppercase(), LINE_LIMIT);
+    let command = to_c_string(&instance.id().to_uppercase(), LINE_LIMIT);
     // SAFETY: redismodule.h: the context of `RedisModule_OnLoad`; the function is in a library that is never unloaded.
     let created = unsafe {
         (api.create_command)(
@@ -275,13 +277,14 @@ fn register_command(api: &RedisApi, ctx: Ctx, instance: &AdapterInstance) -> boo
             command.as_ptr(),
             handle_command,
             c"admin readonly".as_ptr(),
+            // First key, last key and step: no argument is a key.
             0,
             0,
             0,
         )
     };
     if created == OK {
-        api.later.set_categories(ctx, &command);
+        api.later.set_command_categories(ctx, &command);
     }
     created == OK
 }
@@ -332,7 +335,7 @@ fn write_log_line(level: Level, text: &str) {
         Level::Info => c"notice",
         Level::Debug | Level::Trace => c"debug",
     };
-    let text = c_text(&format!("memprof: {text}"), LINE_LIMIT);
+    let text = to_c_string(&format!("memprof: {text}"), LINE_LIMIT);
     if let Some(api) = API.get() {
         // SAFETY: redismodule.h: the text is an argument, not a format; without a context any thread may log.
         unsafe {
@@ -362,7 +365,7 @@ macro_rules! __export_redis {
             argc: ::std::ffi::c_int,
         ) -> ::std::ffi::c_int {
             // SAFETY: the arguments of Redis, unchanged.
-            unsafe { $crate::adapters::redis::load(&$entry, ctx, argv, argc) }
+            unsafe { $crate::adapters::redis::load_module(&$entry, ctx, argv, argc) }
         }
     };
 }

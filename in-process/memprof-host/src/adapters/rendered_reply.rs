@@ -40,7 +40,7 @@ impl RenderedReply {
             body: if wants_text {
                 let text = reply.into_text();
                 ReplyContent::Text(match format {
-                    Some(JSON_FORMAT) => text_object(is_success, text),
+                    Some(JSON_FORMAT) => text_as_json_object(is_success, text),
                     _ => text,
                 })
             } else {
@@ -63,9 +63,9 @@ impl RenderedReply {
     }
 }
 
-/// Returns a reply that is a text as a JSON object with the fields that all replies have. A text that is JSON stays: a
-/// plugin may have an argument `format` of its own.
-fn text_object(is_success: bool, text: String) -> String {
+/// Converts the text of a reply to a JSON object with `status` and `text`, the fields that all replies have. A text
+/// that is a JSON object stays: a plugin may have an argument `format` of its own.
+fn text_as_json_object(is_success: bool, text: String) -> String {
     if serde_json::from_str::<Map<String, Value>>(&text).is_ok() {
         return text;
     }
@@ -73,8 +73,9 @@ fn text_object(is_success: bool, text: String) -> String {
     json!({ "status": status, "text": text }).to_string()
 }
 
-/// Removes the format from the arguments of a message that has no such argument itself, and returns both. A text that is
-/// no list of words stays as it is: the plugin refuses it.
+/// Removes the argument `format=…` from the arguments of a message whose plugin has no such argument. Returns the
+/// remaining arguments and the format, `None` if there is none. A text that is no list of words stays as it is: the
+/// plugin refuses it.
 ///
 /// # Errors
 /// The format is unknown, or is given twice.
@@ -172,7 +173,7 @@ impl AdapterInstance {
 
     /// Sends a message for a program that parses the reply. Returns JSON, which is a string if the plugin replied with
     /// text. If the message failed, the error is the text for people.
-    pub(super) fn send_for_json(&self, data: &[u8]) -> Result<String, String> {
+    pub(super) fn send_message_for_json(&self, data: &[u8]) -> Result<String, String> {
         let (reply, _) = self.send_without_format(data);
         if reply.status_code != MEMPROF_OK {
             return Err(reply.into_text());
@@ -195,9 +196,9 @@ impl AdapterInstance {
         }
     }
 
-    /// Removes the format argument from a message, unless the plugin's message has such an argument. Also returns it,
-    /// `None` if there is none. A text above [`FRAME_LIMIT`] bytes and an unknown message stay as they are, because
-    /// [`send_message`](Self::send_message) refuses them. Fails if the format is unknown or is given twice.
+    /// Removes the format argument from a message, unless its plugin has such an argument, which then stays. Also
+    /// returns it, `None` if there is none. A text above [`FRAME_LIMIT`] bytes and an unknown message stay as they are,
+    /// because [`send_message`](Self::send_message) refuses them. Fails if the format is unknown or is given twice.
     fn split_format<'a>(
         &self,
         data: &'a [u8],
@@ -223,7 +224,7 @@ impl AdapterInstance {
     pub(super) fn help_lines(&self) -> Vec<String> {
         self.messages()
             .iter()
-            .flat_map(MessageUsage::lines)
+            .flat_map(MessageUsage::help_lines)
             .collect()
     }
 
@@ -246,7 +247,7 @@ impl AdapterInstance {
 
 #[cfg(test)]
 mod tests {
-    use super::{take_format, text_object};
+    use super::{take_format, text_as_json_object};
 
     #[test]
     fn format_is_taken_from_outside_of_quotes() {
@@ -288,7 +289,7 @@ mod tests {
     #[test]
     fn text_becomes_an_object_unless_it_is_one() {
         let check = |is_success, text: &str, expected: &str| {
-            assert_eq!(text_object(is_success, text.to_owned()), expected);
+            assert_eq!(text_as_json_object(is_success, text.to_owned()), expected);
         };
         check(true, "a\nb", r#"{"status":"ok","text":"a\nb"}"#);
         check(true, "7", r#"{"status":"ok","text":"7"}"#);

@@ -113,7 +113,7 @@ impl Ruby {
 /// # Safety
 /// Ruby calls `Init_*`.
 #[doc(hidden)]
-pub unsafe fn init(
+pub unsafe fn define_module(
     entry: &'static memprof_plugin_entry_t,
     name: &'static CStr,
     caller: CallerAddress,
@@ -129,9 +129,9 @@ pub unsafe fn init(
     // SAFETY: ruby.h: on a thread of Ruby's; the name is never freed.
     let module = unsafe { (ruby.module)(name.as_ptr()) };
     // SAFETY: ruby.h: a function with one argument, in a library that is never unloaded.
-    unsafe { (ruby.define)(module, c"send_message".as_ptr(), send_message, 1) };
+    unsafe { (ruby.define)(module, c"send_message".as_ptr(), ruby_send_message, 1) };
     // SAFETY: ruby.h: a function with one argument, in a library that is never unloaded.
-    unsafe { (ruby.define)(module, c"call".as_ptr(), call, 1) };
+    unsafe { (ruby.define)(module, c"call".as_ptr(), ruby_call, 1) };
 }
 
 /// Raises a `LoadError` that names a missing function, if the host can.
@@ -152,14 +152,14 @@ fn raise_load_error(caller: CallerAddress, missing: MissingSymbol) {
     }
 }
 
-/// The Ruby function `send_message`, whose result is the reply as a string.
-unsafe extern "C-unwind" fn send_message(_module: Value, message: Value) -> Value {
+/// Implements the Ruby function `send_message`, whose result is the reply as a string.
+unsafe extern "C-unwind" fn ruby_send_message(_module: Value, message: Value) -> Value {
     // SAFETY: Ruby calls it with an object.
     unsafe { handle_call(message, false) }
 }
 
-/// The Ruby function `call`, whose result is the reply as parsed JSON.
-unsafe extern "C-unwind" fn call(_module: Value, message: Value) -> Value {
+/// Implements the Ruby function `call`, whose result is the reply as parsed JSON.
+unsafe extern "C-unwind" fn ruby_call(_module: Value, message: Value) -> Value {
     // SAFETY: Ruby calls it with an object.
     unsafe { handle_call(message, true) }
 }
@@ -171,7 +171,7 @@ unsafe extern "C-unwind" fn call(_module: Value, message: Value) -> Value {
 /// Ruby calls, with an object; no value on the stack up to its frames needs a drop.
 unsafe fn handle_call(mut message: Value, is_json: bool) -> Value {
     let Some(ruby) = RUBY.get() else {
-        // `init` sets `RUBY` before it defines the functions.
+        // `define_module` sets `RUBY` before it defines the functions.
         return message;
     };
     // SAFETY: ruby.h: raises an exception unless the message is a string without NUL.
@@ -189,7 +189,7 @@ unsafe fn handle_call(mut message: Value, is_json: bool) -> Value {
     unsafe { send_pending(pending) };
     let mut raised = 0;
     // SAFETY: ruby.h: rb_protect catches exceptions and returns them as a number.
-    let object = unsafe { (ruby.protect)(to_object, pending, &raw mut raised) };
+    let object = unsafe { (ruby.protect)(reply_to_object, pending, &raw mut raised) };
     // SAFETY: a box that was leaked above, and that no other code has any more.
     let is_success = unsafe { Box::from_raw(pending) }
         .reply
@@ -213,20 +213,20 @@ unsafe extern "C" fn send_pending(pending: *mut PendingMessage) -> *mut c_void {
     let message = &pending.message;
     pending.reply.get_or_insert_with(|| {
         if pending.is_json {
-            delayed_start::send_for_json(message)
+            delayed_start::send_message_for_json(message)
         } else {
-            delayed_start::send(message)
+            delayed_start::send_message(message)
         }
     });
     std::ptr::null_mut()
 }
 
 /// Converts the reply to a string, its parsed JSON, or an exception. Runs in `rb_protect`.
-unsafe extern "C-unwind" fn to_object(pending: *mut PendingMessage) -> Value {
+unsafe extern "C-unwind" fn reply_to_object(pending: *mut PendingMessage) -> Value {
     // SAFETY: `handle_call` passes its box.
     let pending = unsafe { &*pending };
     let (Some(ruby), Some(reply)) = (RUBY.get(), &pending.reply) else {
-        // Never: `init` has set `RUBY`, and `handle_call` the reply.
+        // Never: `define_module` has set `RUBY`, and `handle_call` the reply.
         return 0;
     };
     let (Ok(text) | Err(text)) = reply;
@@ -256,7 +256,13 @@ macro_rules! __export_ruby {
                 caller: $crate::adapters::host_symbols::CallerAddress,
             ) {
                 // SAFETY: only Ruby calls `Init_*`.
-                unsafe { $crate::adapters::ruby::init(&$entry, $crate::__library_name!(), caller) }
+                unsafe {
+                    $crate::adapters::ruby::define_module(
+                        &$entry,
+                        $crate::__library_name!(),
+                        caller,
+                    )
+                }
             }
             $crate::__export_with_caller!(concat!("Init_", env!("CARGO_CRATE_NAME")), "rdi", init);
         };

@@ -21,23 +21,25 @@ pub(super) struct FirstDelay {
 }
 
 impl FirstDelay {
-    /// Waits for it, or until `exit` happens.
+    /// Waits for [`STARTUP_DELAY`], or until `exit` happens. Before, reads how long the program has waited for a
+    /// processor.
     pub(super) fn wait(exit: &OneTimeEvent) -> Self {
         let run_delay = read_run_delay();
         exit.wait(STARTUP_DELAY);
         Self { run_delay }
     }
 
-    /// Waits for the rest of the delay, or until `exit` happens: as long as the program's first thread has waited for a
-    /// processor since, at most 2 s. A program that is a host itself would otherwise open its own socket too late on a
-    /// busy machine. Allocates nothing.
+    /// Waits for the second part of the delay, or until `exit` happens: as long as the program's first thread has
+    /// waited for a processor since the first part began, at most 2 s. A program that is a host itself would otherwise
+    /// open its own socket too late on a busy machine. Allocates nothing.
     pub(super) fn wait_for_busy_program(&self, exit: &OneTimeEvent) {
-        wait_for_delay(exit, || read_run_delay().saturating_sub(self.run_delay));
+        wait_for_run_delay(exit, || read_run_delay().saturating_sub(self.run_delay));
     }
 }
 
-/// Waits as long as `run_delay` says and grows meanwhile.
-fn wait_for_delay(exit: &OneTimeEvent, mut run_delay: impl FnMut() -> Duration) {
+/// Waits as long as `run_delay` returns, which is called again afterwards because it may have grown. Ends after 2 s, or
+/// when `exit` happens.
+fn wait_for_run_delay(exit: &OneTimeEvent, mut run_delay: impl FnMut() -> Duration) {
     let mut extension = Duration::ZERO;
     while !exit.has_happened() {
         let missing = run_delay().min(MAX_EXTENSION).saturating_sub(extension);
@@ -49,8 +51,8 @@ fn wait_for_delay(exit: &OneTimeEvent, mut run_delay: impl FnMut() -> Duration) 
     }
 }
 
-/// Time for which the process's first thread was ready to run but did not get a processor, since its start. 0 if the
-/// kernel does not count it.
+/// Returns the time for which the process's first thread was ready to run but did not get a processor, since its start
+/// (/proc/self/schedstat). 0 if the kernel does not count it.
 fn read_run_delay() -> Duration {
     let mut buffer = [const { MaybeUninit::uninit() }; 128];
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -63,8 +65,8 @@ fn read_run_delay() -> Duration {
     }
 }
 
-/// Parses a schedstat (Documentation/scheduler/sched-stats.rst of Linux): the second number, in nanoseconds. 0 if there is
-/// none.
+/// Parses the content of a schedstat file (Documentation/scheduler/sched-stats.rst of Linux): the second number, in
+/// nanoseconds. 0 if there is none.
 fn parse_run_delay(schedstat: &[u8]) -> Duration {
     let number = schedstat.split(|byte| *byte == b' ').nth(1);
     let number = number.and_then(|number| str::from_utf8(number).ok()?.parse().ok());
@@ -100,7 +102,7 @@ mod tests {
             let start = Instant::now();
             let mut delays = delays.iter().map(|&delay| Duration::from_millis(delay));
             let mut last = Duration::ZERO;
-            wait_for_delay(&exit, || {
+            wait_for_run_delay(&exit, || {
                 last = delays.next().unwrap_or(last);
                 last
             });

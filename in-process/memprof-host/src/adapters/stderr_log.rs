@@ -20,21 +20,21 @@ pub(super) enum LogDestination {
 impl LogDestination {
     /// Returns the current standard error as a destination. Runs on a thread of the program.
     pub(super) fn startup_stderr() -> Self {
-        Self::startup(io::stderr())
+        Self::from_stderr(io::stderr())
     }
 
     /// Returns the destination of a program that starts with `stderr`, which is remembered by its device and inode.
-    fn startup(stderr: impl AsFd) -> Self {
+    fn from_stderr(stderr: impl AsFd) -> Self {
         let stat = fstat(stderr).ok();
         Self::StartupStderr(stat.map(|stat| (stat.st_dev, stat.st_ino)))
     }
 
-    /// Writes a line. Drops it if the program has replaced its standard error, except for a program that redirects it
-    /// to its log. Allocates nothing.
+    /// Writes a line: `memprof: `, `level` and `text`. Drops it if the program has replaced its standard error, except
+    /// for a program that redirects it to its log. Allocates nothing.
     pub(super) fn write_line(self, level: &str, text: &str) {
         with_program_stderr(|stderr| {
             let is_log = match self {
-                Self::StartupStderr(_) => self == Self::startup(stderr),
+                Self::StartupStderr(_) => self == Self::from_stderr(stderr),
                 #[cfg(feature = "adapter-postgres")]
                 Self::Redirected => true,
             };

@@ -17,7 +17,7 @@ use super::catch_panic;
 use super::config::{self, Settings};
 use super::host_symbols::find_symbol;
 use super::instance::{Adapter, instance, start_instance};
-use super::log::{ProgramLog, c_text, one_line};
+use super::log::{ProgramLog, one_line, to_c_string};
 use crate::reply::Reply;
 
 /// ts/apidefs.h, `TS_LIFECYCLE_MSG_HOOK`.
@@ -60,12 +60,12 @@ const ADAPTER: Adapter = Adapter::without_socket(&LOG);
 /// Set when the hook is added: a plugin that is configured twice must reply once.
 static IS_HOOKED: AtomicBool = AtomicBool::new(false);
 
-/// Loads the plugin. Never fails, because Traffic Server would be restarted again and again.
+/// Starts the plugin. Never fails, because Traffic Server would be restarted again and again.
 ///
 /// # Safety
 /// Traffic Server calls `TSPluginInit` with these arguments.
 #[doc(hidden)]
-pub unsafe fn init(
+pub unsafe fn init_plugin(
     entry: &'static memprof_plugin_entry_t,
     argc: c_int,
     argv: *const *const c_char,
@@ -74,7 +74,7 @@ pub unsafe fn init(
         // SAFETY: the caller promises Traffic Server's arguments.
         let settings = unsafe { parse_options(argc, argv) };
         let id = start_instance(entry, &ADAPTER, settings).id();
-        if let Err(missing) = register(id) {
+        if let Err(missing) = register_plugin(id) {
             let line = format!("{id} gets no messages: Traffic Server has no {missing:?}");
             LOG.write_line(Level::Error, &line);
         }
@@ -82,7 +82,7 @@ pub unsafe fn init(
 }
 
 /// Parses the plugin's options, of the form `key=value`. Fails if one has no `=` or is not UTF-8, and as
-/// [`config::parse`] does.
+/// [`config::parse_pairs`] does.
 ///
 /// # Safety
 /// `argv` points to `argc` texts, of which the first is the plugin's file.
@@ -109,12 +109,12 @@ unsafe fn parse_options(argc: c_int, argv: *const *const c_char) -> Result<Setti
             })?;
             config::split_pair(text)
         });
-    config::parse(pairs.collect::<Result<Vec<_>, _>>()?)
+    config::parse_pairs(pairs.collect::<Result<Vec<_>, _>>()?)
 }
 
-/// Registers the plugin, without which Traffic Server ends, and adds the hook for messages, once in a process. The
-/// error is the name of a function that Traffic Server lacks.
-fn register(id: &str) -> Result<(), &'static CStr> {
+/// Registers the plugin, because Traffic Server ends if it does not register, and adds the hook for messages, once in a
+/// process. The error is the name of a function that Traffic Server lacks.
+fn register_plugin(id: &str) -> Result<(), &'static CStr> {
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
     // SAFETY: ts/ts.h declares functions of these types.
     let (register, create, add): (
@@ -128,7 +128,7 @@ fn register(id: &str) -> Result<(), &'static CStr> {
             find_symbol(c"TSLifecycleHookAdd"),
         )
     };
-    let name = c_text(id, LINE_LIMIT);
+    let name = to_c_string(id, LINE_LIMIT);
     let info = RegistrationInfo {
         plugin_name: name.as_ptr(),
         vendor_name: c"memprof".as_ptr(),
@@ -136,13 +136,15 @@ fn register(id: &str) -> Result<(), &'static CStr> {
     };
     // SAFETY: ts/ts.h: Traffic Server copies the texts.
     unsafe { register.ok_or(c"TSPluginRegister")?(&raw const info) };
+    let create = create.ok_or(c"TSContCreate")?;
+    let add = add.ok_or(c"TSLifecycleHookAdd")?;
     if IS_HOOKED.swap(true, Ordering::AcqRel) {
         return Ok(());
     }
     // SAFETY: ts/ts.h: without a mutex, Traffic Server may call the handler on any thread, which it allows.
-    let handler = unsafe { create.ok_or(c"TSContCreate")?(handle_event, std::ptr::null_mut()) };
+    let handler = unsafe { create(handle_event, std::ptr::null_mut()) };
     // SAFETY: ts/ts.h: a continuation that was created above.
-    unsafe { add.ok_or(c"TSLifecycleHookAdd")?(MESSAGE_HOOK, handler) };
+    unsafe { add(MESSAGE_HOOK, handler) };
     Ok(())
 }
 
@@ -207,7 +209,7 @@ fn write_log_line(level: Level, text: &str) {
         Level::Warn => c"TSWarning",
         Level::Info | Level::Debug | Level::Trace => c"TSNote",
     };
-    let text = c_text(&format!("memprof: {text}"), LINE_LIMIT);
+    let text = to_c_string(&format!("memprof: {text}"), LINE_LIMIT);
     // SAFETY: ts/ts.h declares functions of this type. An older server has only `TSError`.
     let print: Option<Print> = unsafe { find_symbol(name) };
     // SAFETY: ts/ts.h declares functions of this type.
@@ -232,7 +234,7 @@ macro_rules! __export_traffic_server {
             argv: *const *const ::std::ffi::c_char,
         ) {
             // SAFETY: the arguments of Traffic Server, unchanged.
-            unsafe { $crate::adapters::traffic_server::init(&$entry, argc, argv) }
+            unsafe { $crate::adapters::traffic_server::init_plugin(&$entry, argc, argv) }
         }
     };
 }

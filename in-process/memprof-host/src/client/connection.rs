@@ -9,7 +9,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use memprof_own::above_stdio;
+use memprof_own::move_above_stdio;
 use memprof_ptrace::{Halt, HaltWatch, ProgramEnd, ProgramWatch};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -86,14 +86,14 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects to the socket at `path`, a file or a path of [`abstract_name::in_process_namespace`]. Fails with
+    /// Connects to the socket at `path`, a file or a path of [`abstract_name::path_in_process_namespace`]. Fails with
     /// `TimedOut` if the host does not accept before the deadline, and with the errors of connect(2).
     pub(super) fn open(path: &Path, deadline: Deadline) -> io::Result<Self> {
         let (address, socket) = match abstract_name::split_namespace(path) {
             None => (SocketAddrUnix::new(path)?, new_socket()?),
             Some((namespace, name)) => {
                 let address = SocketAddrUnix::new_abstract_name(name)?;
-                (address, new_socket_in(namespace)?)
+                (address, new_socket_in_namespace(namespace)?)
             }
         };
         let silent = || deadline.timeout_error("it accepted no connection");
@@ -125,8 +125,8 @@ impl Connection {
     }
 
     /// If `error` is that of a closed connection, returns an error that says whether the process at the other end has
-    /// ended or executed another program, and which message in `request` it has not answered. Otherwise returns `error`
-    /// itself.
+    /// ended or executed another program, and which message in `request` it has not answered. Waits up to 250 ms for
+    /// that end. Otherwise returns `error` itself.
     pub(super) fn explain_loss(&self, error: io::Error, request: &Value) -> io::Error {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         let is_closed = matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);
@@ -196,13 +196,13 @@ impl Connection {
             }
             // Wait also if data is ready: the deadline must end a line that comes byte by byte.
             self.wait_until_ready(PollFlags::IN, deadline)?;
-            file = self.receive()?.or(file);
+            file = self.receive_chunk()?.or(file);
         }
     }
 
     /// Reads a chunk into the buffer. Returns the last file that was passed with it, `None` if none was passed or
     /// nothing can be read yet. Fails with `UnexpectedEof` if the connection was closed.
-    fn receive(&mut self) -> io::Result<Option<File>> {
+    fn receive_chunk(&mut self) -> io::Result<Option<File>> {
         let mut chunk = [0; CHUNK_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -220,7 +220,7 @@ impl Connection {
         let mut file = None;
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                let last = descriptors.last().map(above_stdio).transpose()?;
+                let last = descriptors.last().map(move_above_stdio).transpose()?;
                 file = last.map(File::from).or(file);
             }
         }
@@ -268,12 +268,12 @@ fn peer(socket: &OwnedFd) -> io::Result<Peer> {
 /// Creates a socket in the network namespace of the calling thread.
 fn new_socket() -> io::Result<OwnedFd> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
-    Ok(socket_with(family, kind, SocketFlags::CLOEXEC, None).and_then(above_stdio)?)
+    Ok(socket_with(family, kind, SocketFlags::CLOEXEC, None).and_then(move_above_stdio)?)
 }
 
 /// Creates a socket in a network namespace, which may be another one than the thread's. A socket stays in the namespace
 /// in which it was created. Fails if this user may not enter the namespace (setns(2)).
-fn new_socket_in(namespace: &Path) -> io::Result<OwnedFd> {
+fn new_socket_in_namespace(namespace: &Path) -> io::Result<OwnedFd> {
     let identity = |path: &Path| {
         path.metadata()
             .map(|metadata| (metadata.dev(), metadata.ino()))

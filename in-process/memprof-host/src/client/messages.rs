@@ -47,7 +47,7 @@ impl Client {
     ///
     /// # Errors
     /// Those of [`send_typed`](Self::send_typed).
-    pub fn list(&mut self) -> Result<Vec<KeptDump>, ClientError> {
+    pub fn list_dumps(&mut self) -> Result<Vec<KeptDump>, ClientError> {
         self.send_typed("list", "").map(|DumpList { dumps }| dumps)
     }
 
@@ -55,7 +55,7 @@ impl Client {
     ///
     /// # Errors
     /// Those of [`send_typed`](Self::send_typed); [`ClientError::Protocol`] if the host passes no file.
-    pub fn fetch(&mut self, id: &str) -> Result<PassedFile, ClientError> {
+    pub fn fetch_dump(&mut self, id: &str) -> Result<PassedFile, ClientError> {
         let args = Arguments::join([format!("id={id}").as_str()]);
         let mut reply =
             require_success(self.message(PLUGIN, "fetch", &args, Some(Delivery::Fd))?)?;

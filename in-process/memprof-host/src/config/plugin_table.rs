@@ -6,8 +6,8 @@ use toml::Table;
 /// Name of the table of a plugin's config.
 const TABLE: &str = "plugin.config";
 
-/// Restores the prefix `plugin.config.` of the table headers in `text`, in which the plugin quotes its config.
-/// [`blank_all_but`] has replaced the prefix by blanks.
+/// Restores the prefix `plugin.config.` in the table headers that a plugin quotes in `text`, the error about its
+/// config. [`blank_outside_plugin_config`] has replaced the prefix by blanks.
 pub(crate) fn with_table_prefix(text: &str) -> String {
     let prefix = format!("{TABLE}.");
     let blank = " ".repeat(prefix.len());
@@ -16,7 +16,11 @@ pub(crate) fn with_table_prefix(text: &str) -> String {
 
 /// Returns `text` with all lines blank except those of the config of the plugin at `index`. In table headers,
 /// `plugin.config.` becomes blanks. `None` if the result does not parse to `table`, as for `config = { … }`.
-pub(super) fn blank_all_but(text: &str, index: usize, table: &Table) -> Option<String> {
+pub(super) fn blank_outside_plugin_config(
+    text: &str,
+    index: usize,
+    table: &Table,
+) -> Option<String> {
     let mut plugins = 0;
     let mut is_inside = false;
     let mut selected = String::with_capacity(text.len());
@@ -46,31 +50,8 @@ pub(super) fn blank_all_but(text: &str, index: usize, table: &Table) -> Option<S
     is_same.then_some(selected)
 }
 
-/// Returns `text` with blank lines in place of the tables and keys whose first name is in `own`.
-pub(super) fn blank_tables(text: &str, own: &[&str]) -> String {
-    let is_own = |path: &str| {
-        let first = path.split(['.', '=', ' ', '\t']).next();
-        first.is_some_and(|first| own.contains(&first.trim_matches(['"', '\''])))
-    };
-    let mut is_inside = false;
-    let mut is_root = true;
-    let mut rest = String::with_capacity(text.len());
-    for line in text.lines() {
-        if let Some(path) = table_name(line) {
-            is_inside = is_own(path);
-            is_root = false;
-        }
-        let is_left_out = is_inside || is_root && is_own(line.trim_start());
-        if !is_left_out {
-            rest += line;
-        }
-        rest.push('\n');
-    }
-    rest
-}
-
-/// Returns the name in a table header: `plugin.config.keep` of `[plugin.config.keep]`, `plugin` of `[[plugin]]`. `None`
-/// if the line is no header.
+/// Returns the name in a table header: `plugin.config.keep` for `[plugin.config.keep]`, `plugin` for `[[plugin]]`.
+/// `None` if the line is no header.
 fn table_name(line: &str) -> Option<&str> {
     let line = line.split('#').next().unwrap_or(line).trim();
     let inner = line.strip_prefix('[')?.strip_suffix(']')?;
@@ -120,6 +101,33 @@ mod tests {
         let error = Config::parse_beside("[server]\n[sever]\n", &own).unwrap_err();
         assert!(error.contains("line 2, column 2"), "{error}");
         Config::parse_beside(text, &own[..2]).unwrap_err();
+    }
+
+    #[test]
+    fn own_values_of_several_lines_are_left_out() {
+        let check = |own_lines: &str| {
+            let text = format!("{own_lines}\n[[plugin]]\npath = \"/a\"\n[plugin.config]\na = 1");
+            let config = Config::parse_beside(&text, &["users", "server"]).unwrap();
+            let lines = own_lines.lines().count() + 3;
+            let expected = format!("{}a = 1\n", "\n".repeat(lines));
+            assert_eq!(config.plugin[0].config_text(), expected, "{own_lines}");
+        };
+        check("users = [\n  \"a\",\n]");
+        check("users = [\n  [\"a\"]\n]");
+        check("users = \"\"\"\na\n\"\"\"");
+        check("[server]\nbanner = \"\"\"\n[log]\n\"\"\"");
+        check("\"users\" = 1\nserver.port = 1");
+    }
+
+    #[test]
+    fn plugin_value_that_looks_like_own_table_stays() {
+        let text =
+            "[[plugin]]\npath = \"/a\"\n[plugin.config]\na = \"\"\"\n[server]\n\"\"\"\n[server]\n";
+        let config = Config::parse_beside(text, &["server"]).unwrap();
+        assert_eq!(
+            config.plugin[0].config_text(),
+            "a = \"\"\"\n[server]\n\"\"\"\n"
+        );
     }
 
     #[test]

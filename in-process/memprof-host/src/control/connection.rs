@@ -67,11 +67,11 @@ impl ControlConnection {
     pub(super) fn refuse_without_thread(&self, error: &io::Error) {
         match error.raw_os_error() {
             Some(code) if code == Errno::NOMEM.raw_os_error() => {
-                refuse_without_memory(&self.stream);
+                send_out_of_memory_error(&self.stream);
             }
             _ => {
                 let message = format!("no thread for this connection: {error}");
-                refuse(&self.stream, protocol::TOO_MANY_CONNECTIONS, &message);
+                send_error_without_id(&self.stream, protocol::TOO_MANY_CONNECTIONS, &message);
             }
         }
     }
@@ -105,15 +105,15 @@ impl ControlConnection {
     }
 }
 
-/// Answers frames in their order, until the peer disconnects, breaks the protocol, or does not take a response. If
-/// there is no memory for a request, the response is an error.
-pub(super) fn serve(
+/// Answers the frames of a connection in their order, until the peer disconnects, breaks the protocol, or does not take
+/// a response. If there is no memory for a request, the response is an error.
+pub(super) fn serve_connection(
     connection: &ControlConnection,
     service: &Service,
     privileges: &mut Privileges,
 ) {
     let ControlConnection { stream, activity } = connection;
-    service.router.enter_thread();
+    service.router.report_memprof_thread();
     let set_activity = |now| *activity.lock().unwrap_or_else(PoisonError::into_inner) = now;
     let mut frames = FrameReader {
         stream,
@@ -129,7 +129,7 @@ pub(super) fn serve(
             Ok(Some(frame)) => frame,
             Ok(None) => return,
             Err(error) => {
-                refuse(stream, protocol::INVALID_REQUEST, &error.to_string());
+                send_error_without_id(stream, protocol::INVALID_REQUEST, &error.to_string());
                 return;
             }
         };
@@ -137,12 +137,12 @@ pub(super) fn serve(
         // message.
         set_activity(ConnectionActivity::Serving);
         privileges.match_main_thread();
-        service.router.enter_thread();
+        service.router.report_memprof_thread();
         if require_memory(REQUEST_BYTES).is_err() {
-            refuse_without_memory(stream);
+            send_out_of_memory_error(stream);
             continue;
         }
-        let Some(response) = service.respond(frame) else {
+        let Some(response) = service.respond_to_frame(frame) else {
             continue;
         };
         set_activity(ConnectionActivity::SendingReply(Instant::now()));
@@ -153,8 +153,8 @@ pub(super) fn serve(
     }
 }
 
-/// Sends an error that answers no request. A failure is only logged.
-pub(super) fn refuse(stream: &GuardedFd<UnixStream>, code: i32, message: &str) {
+/// Sends an error that answers no request, such as a refused connection. A failure is only logged.
+pub(super) fn send_error_without_id(stream: &GuardedFd<UnixStream>, code: i32, message: &str) {
     let response = Response {
         line: protocol::error_line(&NO_ID, &RpcError::new(code, message)),
         file: None,
@@ -165,7 +165,7 @@ pub(super) fn refuse(stream: &GuardedFd<UnixStream>, code: i32, message: &str) {
 }
 
 /// Sends the error that there is no memory. Allocates nothing, does not wait, and ignores a failure.
-pub(super) fn refuse_without_memory(stream: &GuardedFd<UnixStream>) {
+pub(super) fn send_out_of_memory_error(stream: &GuardedFd<UnixStream>) {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     // A peer that does not read it sees the connection close; a log line would need memory.
     let _: Result<usize, Errno> = stream
@@ -210,7 +210,7 @@ impl FrameReader<'_> {
                 }
             }
             wait_until_ready(self.stream, PollFlags::IN, deadline)?;
-            if self.receive()? == 0 {
+            if self.receive_bytes()? == 0 {
                 self.consumed = self.length;
                 let last = &self.buffer[..self.length];
                 return Ok((!last.trim_ascii().is_empty()).then_some(last));
@@ -220,7 +220,7 @@ impl FrameReader<'_> {
 
     /// Reads more bytes into the buffer, behind those that it has. Returns their number: 0 if the peer has closed the
     /// connection. Fails with `EBADF` if the program has closed the descriptor.
-    fn receive(&mut self) -> io::Result<usize> {
+    fn receive_bytes(&mut self) -> io::Result<usize> {
         let room = &mut self.buffer[self.length..];
         match retry_on_intr(|| recv(self.stream.get()?, &mut *room, RecvFlags::empty())) {
             Ok((read, _)) => {

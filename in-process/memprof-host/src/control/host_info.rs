@@ -14,18 +14,18 @@ impl HostInfo {
         Self {
             pid: std::process::id(),
             name,
-            command: arguments.map_or_else(|_| String::new(), read_command),
+            command: arguments.map_or_else(|_| String::new(), read_command_line),
             version,
             started: started.map_or(0, |since| since.as_secs()),
         }
     }
 }
 
-/// Reads the arguments of a program, each with a zero byte behind it, and joins them by blanks. Cuts them after
-/// [`MAX_COMMAND_BYTES`], with ` …` at the end.
-fn read_command(arguments: impl Read) -> String {
+/// Reads the arguments of a program, each of which ends with NUL (/proc/PID/cmdline), and joins them by blanks. Cuts
+/// them after [`MAX_COMMAND_BYTES`], with ` …` at the end.
+fn read_command_line(arguments: impl Read) -> String {
     let mut bytes = Vec::new();
-    // A part is shown as well as the whole.
+    // If reading fails, the part that was read is shown.
     let _read = arguments
         .take(MAX_COMMAND_BYTES + 1)
         .read_to_end(&mut bytes);
@@ -48,10 +48,10 @@ mod tests {
 
     #[test]
     fn long_command_is_cut() {
-        assert_eq!(read_command(&b"sleep\0 5\0"[..]), "sleep  5");
-        assert_eq!(read_command(&b""[..]), "");
+        assert_eq!(read_command_line(&b"sleep\0 5\0"[..]), "sleep  5");
+        assert_eq!(read_command_line(&b""[..]), "");
         let long = vec![b'\x1b'; 2 << 20];
-        let command = read_command(long.as_slice());
+        let command = read_command_line(long.as_slice());
         let end = command.strip_prefix(&"\x1b".repeat(MAX_COMMAND_BYTES as usize));
         assert_eq!(end, Some(" …"));
     }

@@ -17,10 +17,12 @@ use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketTy
 
 use super::ControlError;
 use crate::socket_dir::lock::{
-    is_socket, lock, lock_path, refuses_connections, remove, remove_abandoned_files,
+    is_socket, lock_file_path, lock_socket_path, refuses_connections, remove_abandoned_files,
+    remove_file_if_exists,
 };
 use crate::socket_dir::{
-    abstract_name, check_parent, make_private, own_default_dir, socket_names, sockets,
+    abstract_name, check_socket_parent, ensure_private_dir, list_sockets, own_default_dir,
+    socket_names,
 };
 
 /// Interval at which `accept` checks the descriptor and `is_stopping`.
@@ -73,19 +75,23 @@ impl Listener {
         let default = own_default_dir();
         let (path, lock) = match configured {
             None => {
-                make_private(&default).map_err(error_at(&default))?;
+                ensure_private_dir(&default).map_err(error_at(&default))?;
                 remove_abandoned_files(&default);
                 lock_unused_name(&default).map_err(error_at(&default))?
             }
             Some(path) => {
-                check_parent(path.parent().unwrap_or(Path::new("/"))).map_err(error_at(path))?;
-                (path.to_owned(), lock(path).map_err(error_at(path))?)
+                check_socket_parent(path.parent().unwrap_or(Path::new("/")))
+                    .map_err(error_at(path))?;
+                (
+                    path.to_owned(),
+                    lock_socket_path(path).map_err(error_at(path))?,
+                )
             }
         };
         let lock = GuardedFd::new(lock).map_err(error_at(&path))?;
         let socket = bind_path(&path).map_err(error_at(&path))?;
         let link = configured.and_then(|_| {
-            let created = make_private(&default).and_then(|()| {
+            let created = ensure_private_dir(&default).and_then(|()| {
                 remove_abandoned_files(&default);
                 replace_link(&path, &default)
             });
@@ -94,7 +100,7 @@ impl Listener {
                 .inspect_err(|e| log::warn!("{} is not listed: {e}", path.display()))
                 .ok()
         });
-        let files = [Some(path.clone()), link, Some(lock_path(&path))];
+        let files = [Some(path.clone()), link, Some(lock_file_path(&path))];
         let files = files.into_iter().flatten();
         let files = files.map(|path| CString::new(path.into_os_string().into_vec()));
         Ok(Self {
@@ -189,7 +195,7 @@ fn bind_path(path: &Path) -> io::Result<GuardedFd<UnixListener>> {
     listen(&SocketAddrUnix::new(path)?)
 }
 
-/// Opens a socket that listens at `address`, which only its user can connect to.
+/// Opens a socket that listens at `address`. Only the user of this process, and root, can connect to it.
 fn listen(address: &SocketAddrUnix) -> io::Result<GuardedFd<UnixListener>> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
@@ -218,7 +224,7 @@ fn candidate_paths(directory: &Path) -> impl Iterator<Item = PathBuf> {
 /// locked.
 fn lock_unused_name(directory: &Path) -> io::Result<(PathBuf, File)> {
     for path in candidate_paths(directory) {
-        match lock(&path) {
+        match lock_socket_path(&path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             result => return Ok((path, result?)),
         }
@@ -227,18 +233,18 @@ fn lock_unused_name(directory: &Path) -> io::Result<(PathBuf, File)> {
 }
 
 /// Creates a link to `socket` in the default directory, under the first name that is not in use. Removes older links to
-/// the same socket, and links to sockets without a host whose names it tries. Returns the link's path; fails with
-/// `AlreadyExists` if all names are in use. The caller holds the socket's lock, which proves that the older links are
-/// of a host that died.
+/// the same socket, and links with a name that it tries whose sockets refuse connections. Returns the link's path;
+/// fails with `AlreadyExists` if all names are in use. The caller holds the socket's lock, which proves that the older
+/// links are of a host that died.
 fn replace_link(socket: &Path, directory: &Path) -> io::Result<PathBuf> {
-    for other in sockets(directory)? {
+    for other in list_sockets(directory)? {
         if other.read_link().is_ok_and(|target| target == socket) {
-            remove(&other);
+            remove_file_if_exists(&other);
         }
     }
     for link in candidate_paths(directory) {
         if link.is_symlink() && refuses_connections(&link) {
-            remove(&link);
+            remove_file_if_exists(&link);
         }
         match symlink(socket, &link) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -263,7 +269,7 @@ mod tests {
         let own = replace_link(Path::new("/my/host.sock"), &directory).unwrap();
         assert_eq!(own, link(std::process::id()));
         replace_link(Path::new("/my/host.sock"), &directory).unwrap();
-        assert_eq!(sockets(&directory).unwrap(), [link(1), own]);
+        assert_eq!(list_sockets(&directory).unwrap(), [link(1), own]);
     }
 
     #[test]

@@ -26,7 +26,7 @@ use serde_json::Value;
 
 use crate::protocol::{self, HostInfo};
 use crate::router::Router;
-use connection::{ControlConnection, serve};
+use connection::{ControlConnection, serve_connection};
 use listener::Listener;
 use service::Service;
 use worker_pool::WorkerPool;
@@ -220,7 +220,7 @@ impl SocketState {
 
     /// Opens the socket again, after the program closed its descriptor. Fails as [`Listener::bind`] does; there is no
     /// listener then.
-    fn reopen(&self) -> Result<Arc<Listener>, ControlError> {
+    fn reopen_listener(&self) -> Result<Arc<Listener>, ControlError> {
         // Dropped first, because it holds the lock of the path.
         drop(self.take_listener());
         let listener = Arc::new(Listener::bind(self.configured_path.as_deref())?);
@@ -238,11 +238,11 @@ impl SocketState {
 
     /// Accepts connections until the socket is closed. Runs on the acceptor's thread.
     fn accept_connections(self: Arc<Self>, privileges: &mut Privileges) {
-        self.service.router.enter_thread();
+        self.service.router.report_memprof_thread();
         let mut listener = self.listener();
         // The descriptor is checked before each accept, which could otherwise accept connections of a socket of the
         // program, and after it, so that a client whose request was answered can connect again.
-        while let Some(open) = self.ensure_open(listener.take()) {
+        while let Some(open) = self.ensure_listener_open(listener.take()) {
             let accepted = open.accept(|| self.is_stopping.load(Ordering::Acquire));
             if self.is_stopping.load(Ordering::Acquire) {
                 drop(open);
@@ -251,10 +251,10 @@ impl SocketState {
                 return;
             }
             privileges.match_main_thread();
-            self.service.router.enter_thread();
-            listener = self.ensure_open(Some(open));
+            self.service.router.report_memprof_thread();
+            listener = self.ensure_listener_open(Some(open));
             match accepted {
-                Ok(stream) => self.admit(stream),
+                Ok(stream) => self.admit_connection(stream),
                 Err(error) => {
                     log::warn!("control socket: {error}");
                     thread::sleep(ACCEPT_RETRY_DELAY);
@@ -264,35 +264,35 @@ impl SocketState {
     }
 
     /// Returns the listener, or a new one if the program closed its descriptor. `None` if `listener` is `None`, or if
-    /// it cannot be opened again, which is logged.
-    fn ensure_open(&self, listener: Option<Arc<Listener>>) -> Option<Arc<Listener>> {
+    /// the socket cannot be opened again, which is logged.
+    fn ensure_listener_open(&self, listener: Option<Arc<Listener>>) -> Option<Arc<Listener>> {
         let listener = listener?;
         if listener.is_open() {
             return Some(listener);
         }
-        // It holds the lock of the path, which `reopen` needs.
+        // It holds the lock of the path, which `reopen_listener` needs.
         drop(listener);
-        self.reopen()
+        self.reopen_listener()
             .inspect_err(|error| log::error!("the program closed the control socket: {error}"))
             .ok()
     }
 
     /// Serves a connection on a thread of the pool. Refuses it if its user may not connect, or if there is no memory or
-    /// thread. If all connections are in use, evicts the slowest one for it, and refuses it if the host is working for
-    /// all of them.
-    fn admit(self: &Arc<Self>, stream: GuardedFd<UnixStream>) {
-        if let Err(refusal) = self.authorize(&stream) {
+    /// thread. If all connections are in use, evicts the one for which the host has waited longest. Refuses the new one
+    /// if the host is working for all of them.
+    fn admit_connection(self: &Arc<Self>, stream: GuardedFd<UnixStream>) {
+        if let Err(refusal) = self.authorize_peer(&stream) {
             log::warn!("control connection refused: {refusal}");
             return;
         }
         if memprof_own::require_memory(connection::REQUEST_BYTES).is_err() {
-            connection::refuse_without_memory(&stream);
+            connection::send_out_of_memory_error(&stream);
             return;
         }
         let mut connections = self.lock_connections();
-        if connections.open.len() >= CONNECTION_LIMIT && !connections.evict_slowest() {
+        if connections.open.len() >= CONNECTION_LIMIT && !connections.evict_longest_idle() {
             let message = format!("all {CONNECTION_LIMIT} connections are in use");
-            connection::refuse(&stream, protocol::TOO_MANY_CONNECTIONS, &message);
+            connection::send_error_without_id(&stream, protocol::TOO_MANY_CONNECTIONS, &message);
             return;
         }
         let connection = match ControlConnection::new(stream) {
@@ -307,13 +307,13 @@ impl SocketState {
         connections.open.insert(id, connection.clone());
         drop(connections);
         let shared = Arc::clone(self);
-        let dispatched = self.workers.dispatch(id, move |id, privileges| {
+        let dispatched = self.workers.dispatch_connection(id, move |id, privileges| {
             let connection = shared.lock_connections().open.get(&id).cloned();
             // The connection was evicted before the thread started.
             let Some(connection) = connection else {
                 return;
             };
-            serve(&connection, &shared.service, privileges);
+            serve_connection(&connection, &shared.service, privileges);
             shared.lock_connections().open.remove(&id);
         });
         if let Err(error) = dispatched {
@@ -324,7 +324,7 @@ impl SocketState {
     }
 
     /// Fails unless the peer's user is root, the host's user or one of `allow_uids`.
-    fn authorize(&self, stream: &GuardedFd<UnixStream>) -> Result<(), String> {
+    fn authorize_peer(&self, stream: &GuardedFd<UnixStream>) -> Result<(), String> {
         // nix, because rustix's pid cannot be 0, which the kernel returns for a peer outside of this PID namespace.
         let peer = stream
             .get()
@@ -352,7 +352,7 @@ impl ConnectionTable {
 
     /// Closes the connection for which the host has waited longest. Returns false if the host is working for all of
     /// them.
-    fn evict_slowest(&mut self) -> bool {
+    fn evict_longest_idle(&mut self) -> bool {
         let idle = self
             .open
             .iter()
@@ -368,7 +368,7 @@ impl ConnectionTable {
 }
 
 impl ControlConnection {
-    /// Shuts the connection down, so that its thread ends.
+    /// Shuts the connection down, so that its thread ends. A failure is only logged.
     fn disconnect(&self) {
         // It fails only on a connection that is closed already.
         let stream = self.stream().get().map_err(io::Error::from);

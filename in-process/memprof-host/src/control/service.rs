@@ -12,7 +12,7 @@ use super::NO_ID;
 use crate::protocol::{
     BASIC_MESSAGE, BasicMessage, HOST, HostInfo, INVALID_PARAMS, INVALID_REQUEST, MESSAGE,
     METHOD_NOT_FOUND, MessageParams, PARSE_ERROR, PLUGINS, PluginInfo, Request, RpcError,
-    UNKNOWN_PLUGIN, error_line, message_result, result_line, split_message,
+    UNKNOWN_PLUGIN, error_line, result_line, split_message, split_reply,
 };
 use crate::reply::Reply;
 use crate::router::Router;
@@ -34,7 +34,7 @@ pub(super) struct Response {
 impl Service {
     /// Handles a frame. The response to an invalid frame is an error. `None` if the frame is a notification, which has
     /// no response.
-    pub(super) fn respond(&self, frame: &[u8]) -> Option<Response> {
+    pub(super) fn respond_to_frame(&self, frame: &[u8]) -> Option<Response> {
         let request = match parse_request(frame) {
             Ok(request) => request,
             Err(error) => return Some(line_response(error_line(&NO_ID, &error))),
@@ -67,16 +67,16 @@ impl Service {
     }
 
     /// Implements the method [`MESSAGE`]: sends the message, and returns the plugin's reply, also if the plugin refuses
-    /// the message. If the body cannot be put into a file that is passed, the reply is the error of that. Fails if no
-    /// plugin has the requested name.
+    /// the message. If no file can be created to pass the body, the reply is that error. Fails if no plugin has the
+    /// requested name.
     fn handle_message(&self, id: &Value, params: MessageParams) -> Result<Response, RpcError> {
         let reply = self.send_to_plugin(&params.plugin, &params.message, &params.args)?;
-        let (mut result, mut body) = message_result(reply, params.deliver);
+        let (mut result, mut body) = split_reply(reply, params.deliver);
         let file = match body_file(body.take()) {
             Ok(file) => file,
             Err(error) => {
                 let failure = Failure::io("pass the reply as a file", &error);
-                (result, _) = message_result(Reply::failed(&failure), None);
+                (result, _) = split_reply(Reply::failed(&failure), None);
                 None
             }
         };

@@ -48,12 +48,12 @@ impl WorkerPool {
     /// Calls `serve` for a connection on an idle thread, or on a new one. `serve` must be equivalent for all
     /// connections: a thread uses that of its first one. Fails as [`memprof_own::spawn_with`] does: no memory or no
     /// thread is left.
-    pub(super) fn dispatch(
+    pub(super) fn dispatch_connection(
         &self,
         connection: u64,
         serve: impl Fn(u64, &mut Privileges) + Send + 'static,
     ) -> io::Result<()> {
-        let mut state = self.0.lock();
+        let mut state = self.0.lock_state();
         // Each queued connection will take an idle thread.
         if state.idle_count > state.queue.len() {
             state.queue.push_back(connection);
@@ -76,7 +76,7 @@ impl WorkerPool {
 
     /// Ends all threads, each after the connection that it serves, and waits for them.
     pub(super) fn join_all(&self) {
-        let mut state = self.0.lock();
+        let mut state = self.0.lock_state();
         state.is_ending = true;
         let threads = mem::take(&mut state.threads);
         drop(state);
@@ -87,14 +87,14 @@ impl WorkerPool {
 
 impl PoolShared {
     /// Locks the state, even after a panic of a thread that held the lock.
-    fn lock(&self) -> MutexGuard<'_, PoolState> {
+    fn lock_state(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for the next connection of the thread `id`. `None` if the thread should end: the pool ends, or there was
     /// no connection for [`IDLE_TIMEOUT`].
     fn next_connection(&self, id: u64) -> Option<u64> {
-        let mut state = self.lock();
+        let mut state = self.lock_state();
         state.idle_count += 1;
         let is_idle = |state: &mut PoolState| state.queue.is_empty() && !state.is_ending;
         let waited = self
@@ -133,13 +133,13 @@ mod tests {
             // The sender is gone if the thread serves its second connection.
             let _ = wait.recv();
         };
-        workers.dispatch(connection, serve).unwrap();
+        workers.dispatch_connection(connection, serve).unwrap();
         resume
     }
 
     /// Waits until `idle_count` threads of the pool have no connection.
     fn wait_until_idle(workers: &WorkerPool, idle_count: usize) {
-        while workers.0.lock().idle_count != idle_count {
+        while workers.0.lock_state().idle_count != idle_count {
             thread::yield_now();
         }
     }
@@ -158,7 +158,7 @@ mod tests {
         let expected: Vec<_> = (0..20).map(|connection| (connection, first)).collect();
         assert_eq!(threads, expected);
         workers.join_all();
-        assert_eq!(workers.0.lock().idle_count, 0);
+        assert_eq!(workers.0.lock_state().idle_count, 0);
     }
 
     #[test]

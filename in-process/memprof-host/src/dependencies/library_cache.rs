@@ -18,22 +18,23 @@ const ENTRY_BYTES: usize = 24;
 /// Kind of a library for x86-64 that needs glibc (`FLAG_ELF_LIBC6 | FLAG_X8664_LIB64`).
 const X86_64: u32 = 0x303;
 
-/// Returns the paths of the libraries called `name`. One for certain CPUs only is not certain. Empty if the cache is
-/// damaged.
-pub(super) fn find(cache: &[u8], name: &[u8]) -> Vec<Candidate> {
+/// Returns the absolute paths of the libraries called `name`: first those for certain CPUs only, which are not certain,
+/// then the others. Empty if there are none, or the cache is damaged.
+pub(super) fn find_libraries(cache: &[u8], name: &[u8]) -> Vec<Candidate> {
     let mut starts = (0..cache.len()).step_by(8);
     let start = starts.find(|&start| cache[start..].starts_with(MAGIC));
     let Some(cache) = start.map(|start| &cache[start..]) else {
         return Vec::new();
     };
-    let count = word_at(cache, MAGIC.len()).unwrap_or(0) as usize;
+    let count = u32_at(cache, MAGIC.len()).unwrap_or(0) as usize;
     let entries = cache.get(HEADER_BYTES..).unwrap_or_default();
     let entries = entries.chunks_exact(ENTRY_BYTES).take(count);
     let named = entries.filter_map(|entry| {
-        let is_named = word_at(entry, 0)? == X86_64 && text_at(cache, word_at(entry, 4)?)? == name;
-        let path = text_at(cache, word_at(entry, 8)?).filter(|_| is_named)?;
+        let is_named = u32_at(entry, 0)? == X86_64 && text_at(cache, u32_at(entry, 4)?)? == name;
+        let path = text_at(cache, u32_at(entry, 8)?).filter(|_| is_named)?;
         Some(Candidate {
             path: Path::new(OsStr::from_bytes(path)).to_owned(),
+            // The CPU capabilities that the library needs.
             is_certain: entry[16..].iter().all(|&byte| byte == 0),
         })
     });
@@ -42,18 +43,18 @@ pub(super) fn find(cache: &[u8], name: &[u8]) -> Vec<Candidate> {
     found
 }
 
-/// Reads the system's cache. Empty if there is none.
-pub(super) fn read() -> Vec<u8> {
+/// Reads the system's cache. Empty if it cannot be read.
+pub(super) fn read_system_cache() -> Vec<u8> {
     std::fs::read(PATH).unwrap_or_default()
 }
 
-/// Returns the number of four bytes at an offset.
-fn word_at(bytes: &[u8], offset: usize) -> Option<u32> {
+/// Returns the little-endian number of four bytes at an offset. `None` if it is not whole.
+fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
     let word = bytes.get(offset..)?.first_chunk()?;
     Some(u32::from_le_bytes(*word))
 }
 
-/// Returns the NUL-terminated text at an offset.
+/// Returns the NUL-terminated text at an offset. `None` if the offset is beyond the end.
 fn text_at(bytes: &[u8], offset: u32) -> Option<&[u8]> {
     let tail = bytes.get(offset as usize..)?;
     tail.split(|&byte| byte == 0).next()
@@ -97,7 +98,7 @@ mod tests {
         ]);
         let old_format = [b"ld.so-1.7.0\0\0\0\0\0".as_slice(), &cache].concat();
         let check = |cache: &[u8], name: &str, expected: &[(&str, bool)]| {
-            let found = find(cache, name.as_bytes());
+            let found = find_libraries(cache, name.as_bytes());
             let found: Vec<_> = found
                 .iter()
                 .map(|found| (found.path.to_str().unwrap(), found.is_certain))
@@ -113,7 +114,7 @@ mod tests {
         check(&cache, "liba", &[]);
         check(b"", "liba.so.1", &[]);
         for length in 0..cache.len() {
-            find(&cache[..length], b"liba.so.1");
+            find_libraries(&cache[..length], b"liba.so.1");
         }
     }
 }

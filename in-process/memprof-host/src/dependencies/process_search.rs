@@ -42,20 +42,27 @@ pub(super) struct ProcessSearch {
 }
 
 impl ProcessSearch {
-    /// Reads what this process has loaded, and its environment. Without /proc it counts no library as loaded.
-    pub(super) fn of_this_process() -> Self {
+    /// Reads which files this process has loaded, `LD_LIBRARY_PATH` (ignored in a secure execution) and ldconfig's
+    /// cache. Without /proc it counts no library as loaded.
+    pub(super) fn for_this_process() -> Self {
         let maps = fs::read("/proc/self/maps").unwrap_or_default();
         let program = fs::read_link("/proc/self/exe").unwrap_or_default();
         let library = own_library(&maps, &program);
         let objects: Vec<PathBuf> = library.into_iter().chain([program]).collect();
         let list = env::var_os("LD_LIBRARY_PATH").filter(|_| !is_secure_execution());
         let loaded = executable_files(&maps);
-        Self::new(&objects, list.as_deref(), &loaded, library_cache::read())
+        Self::from_parts(
+            &objects,
+            list.as_deref(),
+            &loaded,
+            library_cache::read_system_cache(),
+        )
     }
 
-    /// `objects` are the files whose `DT_RPATH` counts for all libraries; the program is the last. `library_path` is
-    /// the value of `LD_LIBRARY_PATH`, `loaded` the files of loaded libraries, `cache` the content of ldconfig's cache.
-    pub(super) fn new(
+    /// Creates the search of a process with these files; reads their dynamic sections. `objects` are the files whose
+    /// `DT_RPATH` counts for all libraries; the program is the last. `library_path` is the value of `LD_LIBRARY_PATH`,
+    /// `loaded` the files of loaded libraries, `cache` the content of ldconfig's cache.
+    pub(super) fn from_parts(
         objects: &[PathBuf],
         library_path: Option<&OsStr>,
         loaded: &BTreeSet<&Path>,
@@ -89,13 +96,13 @@ impl ProcessSearch {
         }
     }
 
-    /// Returns whether the loader takes a library that it has loaded for `name`, which is a name or a path.
+    /// Returns whether the loader resolves `name`, a name or a path, to a library that it has already loaded.
     pub(super) fn has_loaded(&self, name: &[u8]) -> bool {
         self.loaded.contains(name)
     }
 
-    /// Returns whether a file is directly in a directory of the system.
-    pub(super) fn is_in_system(&self, file: &Path) -> bool {
+    /// Returns whether a file is directly in one of the system's directories, not in a subdirectory.
+    pub(super) fn is_in_system_directory(&self, file: &Path) -> bool {
         let directory = file.parent();
         let mut system = self.system.iter();
         system.any(|searched| Some(searched.path.as_path()) == directory)
@@ -110,9 +117,10 @@ fn loaded_names(path: &Path) -> Vec<Vec<u8>> {
     name.into_iter().chain([path]).collect()
 }
 
-/// Reads the names and search paths of a file. Empty if it cannot be read.
+/// Reads the names and search paths in the dynamic section of a file. Empty if it is not a regular file, cannot be read
+/// or is damaged.
 fn read_link_info(path: &Path) -> LinkInfo {
-    // The file of a device, or of a driver's buffer, can be mapped as code too.
+    // /proc/self/maps may also list the file of a device, or of a driver's buffer, as mapped code. It is not opened.
     if !path.metadata().is_ok_and(|metadata| metadata.is_file()) {
         return LinkInfo::default();
     }

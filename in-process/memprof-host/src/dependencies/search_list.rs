@@ -23,18 +23,18 @@ pub(super) struct Candidate {
     pub(super) is_certain: bool,
 }
 
-/// Splits a list of directories and expands each. `separators` are `:` for a file's own list, `:` and `;` for
-/// `LD_LIBRARY_PATH`. An empty entry is the working directory.
+/// Splits a list of directories, and expands each as [`expand_path`] does. `separators` are `:` for a file's own list,
+/// `:` and `;` for `LD_LIBRARY_PATH`. An empty entry is the working directory. `origin` is the value of `$ORIGIN`.
 pub(super) fn expand_list(list: &[u8], separators: &[u8], origin: &Path) -> Vec<Candidate> {
     list.split(|byte| separators.contains(byte))
-        .flat_map(|entry| expand(entry, origin))
+        .flat_map(|entry| expand_path(entry, origin))
         .collect()
 }
 
 /// Expands the variables `$ORIGIN`, `$LIB` and `$PLATFORM`, also in braces, and makes the path absolute. A relative or
 /// empty one begins at the working directory. Other names after `$` stay. Returns all paths that it can mean, or none
 /// if the working directory was removed.
-pub(super) fn expand(path: &[u8], origin: &Path) -> Vec<Candidate> {
+pub(super) fn expand_path(path: &[u8], origin: &Path) -> Vec<Candidate> {
     let (mut expanded, mut rest) = (vec![Vec::new()], path);
     while let Some(start) = rest.iter().position(|&byte| byte == b'$') {
         let (before, token) = rest.split_at(start);
@@ -91,8 +91,9 @@ fn strip_variable<'a>(token: &'a [u8], name: &str) -> Option<&'a [u8]> {
     }
 }
 
-/// Returns the paths of the file `name` in a directory and in its subdirectories for CPUs, in the loader's order.
-pub(super) fn files_in(directory: &Candidate, name: &[u8]) -> Vec<Candidate> {
+/// Returns the paths at which the loader looks for the file `name` in a directory and in its existing subdirectories
+/// for CPUs, in the loader's order. The files need not exist.
+pub(super) fn candidates_in(directory: &Candidate, name: &[u8]) -> Vec<Candidate> {
     let mut directories = Vec::new();
     let levels = directory.path.join(CPU_LEVELS);
     if levels.is_dir() {
@@ -108,7 +109,8 @@ pub(super) fn files_in(directory: &Candidate, name: &[u8]) -> Vec<Candidate> {
     .collect()
 }
 
-/// Adds the existing subdirectories whose names are any of `names`, joined in their order, longest first.
+/// Adds the existing subdirectories of `directory` whose path consists of some of `names` in their order, such as
+/// `tls/x86_64`. Each comes before its parent.
 fn push_subdirectories(directory: &Path, names: &[&str], found: &mut Vec<PathBuf>) {
     for (index, name) in names.iter().enumerate() {
         let subdirectory = directory.join(name);
@@ -126,7 +128,7 @@ mod tests {
     #[test]
     fn path_is_expanded_as_by_the_loader() {
         let check = |path: &str, expected: &[&str]| {
-            let expanded = expand(path.as_bytes(), Path::new("/opt/plugins"));
+            let expanded = expand_path(path.as_bytes(), Path::new("/opt/plugins"));
             let directory = std::env::current_dir().unwrap();
             let expected: Vec<_> = expected
                 .iter()
@@ -167,7 +169,7 @@ mod tests {
                 path: directory.path().to_owned(),
                 is_certain: true,
             };
-            let files = files_in(&searched, b"a.so");
+            let files = candidates_in(&searched, b"a.so");
             let paths = files.iter().map(|file| {
                 assert_eq!(file.is_certain, file.path == directory.path().join("a.so"));
                 file.path

@@ -291,7 +291,8 @@ fn check(case: &Case) {
     let taken: Vec<_> = taken.filter_map(below_root).collect();
     let objects = [program];
     let list = library_path.as_deref().map(OsStr::new);
-    let process = ProcessSearch::new(&objects, list, &before, library_cache::read());
+    let process =
+        ProcessSearch::from_parts(&objects, list, &before, library_cache::read_system_cache());
     let bytes = fs::read(&plugin).unwrap();
     let found = visit_dependencies(&plugin, &bytes, &process, |_, _| Ok(())).unwrap();
     let found = found
@@ -356,7 +357,12 @@ fn loader_needs_the_libraries_of_versions_only_loaded() {
             let printed = String::from_utf8(run.stdout).unwrap();
             let (before, _) = printed.split_once("loading\n").unwrap();
             let before: BTreeSet<_> = before.lines().map(Path::new).collect();
-            let process = ProcessSearch::new(&[program], None, &before, library_cache::read());
+            let process = ProcessSearch::from_parts(
+                &[program],
+                None,
+                &before,
+                library_cache::read_system_cache(),
+            );
             let whole = |_: &super::Library, bytes: &[u8]| crate::elf::check_loadable(bytes);
             crate::elf::check_loadable(&bytes).unwrap();
             let found = visit_dependencies(&plugin, &bytes, &process, whole).unwrap();

@@ -12,7 +12,7 @@ use memprof_own::{boot_time, clock_ticks_per_second};
 
 use super::SocketCandidate;
 use crate::socket_dir::abstract_name;
-use crate::socket_dir::lock::lock_path;
+use crate::socket_dir::lock::lock_file_path;
 
 /// File names of the plugin in /proc/PID/maps, in any directory.
 const PLUGIN_FILES: [&[u8]; 2] = [b"memory_profile.so", b"memory_profile.so (deleted)"];
@@ -33,7 +33,7 @@ const SO_ACCEPTCON: u32 = 0x10000;
 const START_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A process that has the plugin.
+/// A process that has the plugin, or serves at a control socket.
 #[derive(Debug)]
 pub(super) struct PluginProcess {
     pub(super) pid: u32,
@@ -62,13 +62,13 @@ pub(super) fn find_processes_with_plugin(pids: &[u32], known: &HashSet<u32>) -> 
 }
 
 /// Inspects the process with this pid. Waits up to 5 s for a plugin that is being started, also by a `memprof run` that
-/// is about to execute the program. `None` if it neither has the plugin nor serves at a control socket, or if this user
-/// may not inspect it.
-pub(super) fn find_by_pid(pid: u32) -> Option<PluginProcess> {
+/// is about to execute the program. `None` if it neither runs the plugin nor serves at a control socket, has ended, or
+/// may not be inspected by this user.
+pub(super) fn find_plugin_process(pid: u32) -> Option<PluginProcess> {
     let serves = |process: &PluginProcess| !process.sockets.is_empty();
     let deadline = Instant::now() + START_TIMEOUT;
     let mut process = inspect_process(pid);
-    while process.is_none() && is_run_by_memprof(pid) && Instant::now() < deadline {
+    while process.is_none() && is_recently_run_by_memprof(pid) && Instant::now() < deadline {
         thread::sleep(POLL_INTERVAL);
         process = inspect_process(pid);
     }
@@ -77,8 +77,8 @@ pub(super) fn find_by_pid(pid: u32) -> Option<PluginProcess> {
 }
 
 /// Returns whether a process started in the last 5 s, and is `memprof run`, was executed by it, or is just executing a
-/// program.
-fn is_run_by_memprof(pid: u32) -> bool {
+/// program. False if this user may not read it.
+fn is_recently_run_by_memprof(pid: u32) -> bool {
     let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
     let age = age_seconds(&String::from_utf8_lossy(&read("stat")));
     if age.is_none_or(|age| age > START_TIMEOUT.as_secs()) {
@@ -89,12 +89,18 @@ fn is_run_by_memprof(pid: u32) -> bool {
         // The command line is empty while a program is being executed, and in a zombie, which has no program.
         return fs::read_link(format!("/proc/{pid}/exe")).is_ok();
     }
-    let mut words = command.split(|byte| *byte == 0);
-    let is_memprof = |program: &[u8]| program.ends_with(b"memprof");
-    words.next().is_some_and(is_memprof) && words.any(|word| word == b"run")
+    is_run_command(&command)
         || read("environ")
             .split(|byte| *byte == 0)
             .any(|variable| variable == RUN_MARKER)
+}
+
+/// Returns whether a command line, as in /proc/PID/cmdline, is of `memprof run`.
+fn is_run_command(command: &[u8]) -> bool {
+    let mut words = command.split(|byte| *byte == 0);
+    let program = words.next().unwrap_or_default();
+    let name = program.rsplit(|byte| *byte == b'/').next();
+    name == Some(b"memprof") && words.any(|word| word == b"run")
 }
 
 /// Returns the seconds since the start of a process, given the text of its /proc/PID/stat (proc(5)). `None` if the text
@@ -117,8 +123,8 @@ fn await_start(mut process: PluginProcess, deadline: Instant) -> Option<PluginPr
     Some(process)
 }
 
-/// Inspects a process. `None` if it has no plugin or no thread of memprof's, has ended, or this user may not inspect
-/// it.
+/// Inspects a process. `None` if it has not mapped the plugin, has no thread of memprof's or has ended, or if this user
+/// may not inspect it.
 fn inspect_process(pid: u32) -> Option<PluginProcess> {
     let proc_dir = PathBuf::from(format!("/proc/{pid}"));
     let maps = fs::read(proc_dir.join("maps")).ok()?;
@@ -137,7 +143,8 @@ fn inspect_process(pid: u32) -> Option<PluginProcess> {
     })
 }
 
-/// Finds the control sockets of a process. `None` if it has ended, or this user may not inspect it.
+/// Finds the control sockets of a process, which may have none. Leaves `is_starting` false. `None` if the process has
+/// ended, or this user may not inspect it.
 fn find_control_sockets(pid: u32) -> Option<PluginProcess> {
     let proc_dir = PathBuf::from(format!("/proc/{pid}"));
     // Names of processes, and of sockets that others made, may have bytes that are not UTF-8.
@@ -158,7 +165,7 @@ fn find_control_sockets(pid: u32) -> Option<PluginProcess> {
         .lines()
         .filter_map(|line| listening_path(line, &held_inodes));
     let sockets = paths
-        .filter_map(|path| control_socket(&proc_dir, Path::new(path)))
+        .filter_map(|path| control_socket_path(&proc_dir, Path::new(path)))
         .map(|socket| SocketCandidate {
             socket,
             owner,
@@ -191,8 +198,8 @@ fn memprof_threads(proc_dir: &Path) -> impl Iterator<Item = MemprofThread> {
     threads.filter(|thread| thread.name.starts_with(b"memprof-"))
 }
 
-/// Returns the inodes of the sockets that are open, in a directory of /proc/PID or /proc/PID/task/TID. Fails if this
-/// user may not list its descriptors.
+/// Returns the inodes of the sockets that a process or thread has open. `directory` is its directory, /proc/PID or
+/// /proc/PID/task/TID. Fails if this user may not list its descriptors.
 fn socket_inodes(directory: &Path) -> io::Result<HashSet<u64>> {
     let entries = fs::read_dir(directory.join("fd"))?.flatten();
     let inode = |entry: fs::DirEntry| socket_inode(&fs::read_link(entry.path()).ok()?);
@@ -202,10 +209,11 @@ fn socket_inodes(directory: &Path) -> io::Result<HashSet<u64>> {
 /// Returns the effective user id in the text of /proc/PID/status. `None` if the text contains none.
 fn effective_uid(status: &str) -> Option<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    // The real id is the first number, the effective id the second.
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Returns the inode of a socket in the link of /proc/PID/fd/N. `None` if it is no socket.
+/// Returns the inode in `socket:[INODE]`, the text of a link /proc/PID/fd/N. `None` if the descriptor is no socket.
 fn socket_inode(link: &Path) -> Option<u64> {
     let link = link.as_os_str().as_bytes().strip_prefix(b"socket:[")?;
     let number = link.strip_suffix(b"]")?;
@@ -213,7 +221,7 @@ fn socket_inode(link: &Path) -> Option<u64> {
 }
 
 /// Returns the path in a line of /proc/net/unix (`Num RefCount Protocol Flags Type St Inode Path`). `None` if the
-/// socket does not listen or has none of the inodes.
+/// socket does not listen, has no path, or its inode is not in `held_inodes`.
 fn listening_path<'a>(line: &'a str, held_inodes: &HashSet<u64>) -> Option<&'a str> {
     let mut path = line;
     let mut columns = [""; 7];
@@ -228,14 +236,14 @@ fn listening_path<'a>(line: &'a str, held_inodes: &HashSet<u64>) -> Option<&'a s
 /// Converts the path of a process's socket to a path that is valid here. `None` if it is no control socket, which has a
 /// lock beside it or a name of memprof's. Other sockets are the program's, where a request could be a command: kresd
 /// runs the text that it receives.
-fn control_socket(proc_dir: &Path, path: &Path) -> Option<PathBuf> {
+fn control_socket_path(proc_dir: &Path, path: &Path) -> Option<PathBuf> {
     // `@` stands for the NUL of an abstract name (proc_pid_net(5)).
     if path.as_os_str().as_bytes().starts_with(b"@") {
         abstract_name::name_bytes(path)?;
-        return Some(abstract_name::in_process_namespace(proc_dir, path));
+        return Some(abstract_name::path_in_process_namespace(proc_dir, path));
     }
     let socket = resolve_from_here(proc_dir, path);
-    lock_path(&socket).exists().then_some(socket)
+    lock_file_path(&socket).exists().then_some(socket)
 }
 
 /// Converts a path of a process, which may have another root or mount namespace, to one that is valid here. A relative
@@ -260,6 +268,16 @@ mod tests {
     use std::os::unix::net::{SocketAddr, UnixListener};
 
     use super::*;
+
+    #[test]
+    fn run_command_is_of_the_file_memprof() {
+        let check = |command: &[u8], expected| assert_eq!(is_run_command(command), expected);
+        check(b"memprof\0run\0--\0cat\0", true);
+        check(b"/usr/bin/memprof\0-q\0run\0cat\0", true);
+        check(b"/opt/my-memprof\0run\0", false);
+        check(b"memprof\0ps\0", false);
+        check(b"", false);
+    }
 
     #[test]
     fn listening_socket_is_found_by_inode() {
@@ -289,7 +307,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let control = directory.path().join("7.sock");
         let _control = UnixListener::bind(&control).unwrap();
-        let _lock = crate::socket_dir::lock::lock(&control).unwrap();
+        let _lock = crate::socket_dir::lock::lock_socket_path(&control).unwrap();
         let name = [b"\xff-memprof-", std::process::id().to_string().as_bytes()].concat();
         let address = SocketAddr::from_abstract_name(name).unwrap();
         let _other = UnixListener::bind_addr(&address).unwrap();
@@ -304,10 +322,10 @@ mod tests {
         let other = directory.path().join("control");
         let control = directory.path().join("7.sock");
         let _listeners = [&other, &control].map(|path| UnixListener::bind(path).unwrap());
-        let _lock = crate::socket_dir::lock::lock(&control).unwrap();
+        let _lock = crate::socket_dir::lock::lock_socket_path(&control).unwrap();
         let proc_dir = Path::new("/proc/self");
         let check = |path: &str, expected: Option<&str>| {
-            let socket = control_socket(proc_dir, Path::new(path));
+            let socket = control_socket_path(proc_dir, Path::new(path));
             assert_eq!(socket.as_deref(), expected.map(Path::new));
         };
         check(other.to_str().unwrap(), None);

@@ -39,15 +39,16 @@ pub(super) fn check_tables(bytes: &[u8]) -> Result<()> {
         segments: segments.map_err(|error| error.to_string())?,
     };
     library.check_functions()?;
-    let dynamic = library.dynamic()?;
-    let strings = library.strings(&dynamic)?;
+    let dynamic = library.dynamic_section()?;
+    let strings = library.string_table(&dynamic)?;
     let needed = dynamic.values(DT_NEEDED);
     for name in needed.clone() {
         strings.read_name(name, "name of a needed library")?;
     }
-    let count = symbol_count(header, bytes);
-    let symbols = library.symbols(&dynamic, &strings, count)?;
+    let count = dynamic_symbol_count(header, bytes);
+    let symbols = library.dynamic_symbols(&dynamic, &strings, count)?;
     library.check_hashes(&dynamic, &strings, symbols)?;
+    // The first symbol is the null symbol.
     let entry = symbols[1..].iter().find(|symbol| {
         let name = strings.read_name(symbol.st_name.get(LE).into(), "table of symbols");
         name.is_ok_and(|name| name == b"memprof_plugin_entry")
@@ -82,8 +83,9 @@ fn damaged_error<T>(table: &str) -> Result<T> {
     ))
 }
 
-/// Returns the number of dynamic symbols according to the section headers. `None` in a file without section headers.
-fn symbol_count(header: &FileHeader64<LittleEndian>, bytes: &[u8]) -> Option<usize> {
+/// Returns the number of dynamic symbols according to the section headers. `None` if the headers are missing or list no
+/// table of dynamic symbols.
+fn dynamic_symbol_count(header: &FileHeader64<LittleEndian>, bytes: &[u8]) -> Option<usize> {
     let sections = header.section_headers(LE, bytes).ok()?;
     let mut sections = sections.iter();
     let symbols = sections.find(|section| section.sh_type(LE) == SHT_DYNSYM)?;
@@ -144,7 +146,8 @@ impl<'a> Library<'a> {
         self.segments.iter().filter(loaded)
     }
 
-    /// Returns whether `address`, as in the file, is in a loaded segment with one of these `PF_` flags.
+    /// Returns whether `address`, before relocation, is in a loaded segment that has at least one of the flags in
+    /// `flag`: `PF_R`, `PF_W`, `PF_X`.
     fn is_in_segment_with(&self, address: u64, flag: u32) -> bool {
         self.loaded_segments().any(|segment| {
             let offset = address.checked_sub(segment.p_vaddr(LE));
@@ -176,7 +179,7 @@ impl<'a> Library<'a> {
     }
 
     /// Returns the entries of the dynamic section before its `DT_NULL`. Fails if there is no such section or end.
-    fn dynamic(&self) -> Result<Dynamic<'a>> {
+    fn dynamic_section(&self) -> Result<Dynamic<'a>> {
         const TABLE: &str = "dynamic section";
         let mut segments = self.segments.iter();
         let Some(segment) = segments.find(|segment| segment.p_type(LE) == PT_DYNAMIC) else {
@@ -192,7 +195,7 @@ impl<'a> Library<'a> {
     }
 
     /// Returns the table of the names of symbols and libraries. Fails unless it begins and ends with NUL.
-    fn strings(&self, dynamic: &Dynamic<'_>) -> Result<Strings<'a>> {
+    fn string_table(&self, dynamic: &Dynamic<'_>) -> Result<Strings<'a>> {
         const TABLE: &str = "table of names";
         let range = dynamic.value(DT_STRTAB).zip(dynamic.value(DT_STRSZ));
         let Some((address, size)) = range else {
@@ -207,7 +210,7 @@ impl<'a> Library<'a> {
     /// Returns the dynamic symbols, which must have names, except the first and those of sections. `section_count` is
     /// their number in the section headers. If it is `None`, they end at the string table. Fails if the table lies
     /// outside of the file, has no symbol, or lacks a name.
-    fn symbols(
+    fn dynamic_symbols(
         &self,
         dynamic: &Dynamic<'_>,
         strings: &Strings<'_>,
@@ -229,6 +232,7 @@ impl<'a> Library<'a> {
         if symbols.is_empty() {
             return damaged_error(TABLE);
         }
+        // The first symbol is the null symbol (gABI, "Symbol Table").
         for symbol in &symbols[1..] {
             // Symbols of sections have no names.
             if symbol.st_info.st_type() != STT_SECTION {
@@ -297,7 +301,8 @@ impl<'a> Library<'a> {
         self.check_packed_relocations(dynamic)
     }
 
-    /// Checks that each address in the packed table of relative relocations is in a segment that the loader can write.
+    /// Checks the packed table of relative relocations: the first and the last address of each entry must be in
+    /// segments that the loader can write. Succeeds if there is no such table.
     fn check_packed_relocations(&self, dynamic: &Dynamic<'_>) -> Result<()> {
         const TABLE: &str = "packed table of relocations";
         let Some(address) = dynamic.value(DT_RELR) else {
@@ -319,6 +324,7 @@ impl<'a> Library<'a> {
                 let target: u64 = start.saturating_add(u64::from(bit) * 8);
                 self.is_in_segment_with(target, PF_W.0)
             };
+            // These suffice: the bits span less than a page, and the loader maps whole pages of a segment.
             if bits != 0 && !(is_writable(first_bit) && is_writable(last_bit)) {
                 return damaged_error(TABLE);
             }

@@ -48,11 +48,11 @@ impl HostContext {
     /// which is not written yet, if it is an error; otherwise `None`.
     pub(super) fn end_creation(&self) -> Option<ErrorLine> {
         self.is_creating.store(false, Ordering::Release);
-        self.hold_line(None)
+        self.replace_held_line(None)
     }
 
-    /// Holds an error line back; `None` holds none. Returns the one that was held before.
-    fn hold_line(&self, line: Option<ErrorLine>) -> Option<ErrorLine> {
+    /// Holds an error line back; `None` holds none. Returns the line that was held back before.
+    fn replace_held_line(&self, line: Option<ErrorLine>) -> Option<ErrorLine> {
         let mut held = self
             .last_error
             .lock()
@@ -60,8 +60,8 @@ impl HostContext {
         mem::replace(&mut *held, line)
     }
 
-    /// Writes a line to the program's log, with the plugin's id as its target. The part of the plugin that logs is the
-    /// record's module.
+    /// Writes a line to the program's log, with the plugin's id as its target. `part`, the part of the plugin that
+    /// logs, becomes the record's module.
     fn write_line(&self, level: log::Level, part: &str, text: &str) {
         self.program.log.log(
             &log::Record::builder()
@@ -97,7 +97,7 @@ impl fmt::Debug for HostContext {
 }
 
 /// Converts a log level of memprof.h: 0, which is below its levels, to `Error`, and numbers above them to `Trace`.
-fn to_level(number: memprof_log_level_t) -> log::Level {
+fn log_level_from_number(number: memprof_log_level_t) -> log::Level {
     match number {
         0 | 1 => log::Level::Error,
         2 => log::Level::Warn,
@@ -107,8 +107,8 @@ fn to_level(number: memprof_log_level_t) -> log::Level {
     }
 }
 
-/// Converts bytes to text, replacing what is not UTF-8. Faster than [`String::from_utf8_lossy`], which checks byte by
-/// byte: that is a fifth of the time of a message.
+/// Converts bytes to text, replacing what is not UTF-8. Tries [`str::from_utf8`] first: [`String::from_utf8_lossy`]
+/// checks byte by byte, which takes a fifth of the time of a message.
 fn to_text(bytes: &[u8]) -> Cow<'_, str> {
     str::from_utf8(bytes).map_or_else(|_| String::from_utf8_lossy(bytes), Cow::Borrowed)
 }
@@ -118,7 +118,7 @@ pub(super) unsafe extern "C" fn log_enabled(ctx: *mut c_void, number: memprof_lo
     // SAFETY: `ctx` is the context that `Instance::create` leaked.
     let context = unsafe { &*ctx.cast::<HostContext>() };
     let metadata = log::Metadata::builder()
-        .level(to_level(number))
+        .level(log_level_from_number(number))
         .target(&context.plugin)
         .build();
     i32::from(context.program.log.enabled(&metadata))
@@ -139,7 +139,7 @@ pub(super) unsafe extern "C" fn log_line(
     // SAFETY: memprof.h: the plugin lends the text for the call.
     let message = to_text(unsafe { message.as_bytes() });
     let text = escape_controls(&message);
-    let level = to_level(number);
+    let level = log_level_from_number(number);
     let is_creating = context.is_creating.load(Ordering::Acquire);
     let is_held = is_creating && level == log::Level::Error;
     if is_creating {
@@ -149,7 +149,7 @@ pub(super) unsafe extern "C" fn log_line(
             reason: one_line(&message),
         });
         // The lines stay in their order.
-        if let Some(before) = context.hold_line(line) {
+        if let Some(before) = context.replace_held_line(line) {
             context.write_error(&before);
         }
     }

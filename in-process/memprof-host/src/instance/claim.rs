@@ -34,7 +34,7 @@ pub(super) struct InstanceClaim {
 impl InstanceClaim {
     /// Claims the library of `entry` for this process. Fails if the library has an instance, of this host or another
     /// one.
-    pub(super) fn claim(entry: *const memprof_plugin_entry_t, id: &str) -> Result<Self, Failure> {
+    pub(super) fn acquire(entry: *const memprof_plugin_entry_t, id: &str) -> Result<Self, Failure> {
         let library = Library::find_or_insert(entry.addr());
         let own = process::id();
         if library.process.swap(own, Ordering::AcqRel) == own {
@@ -106,16 +106,16 @@ mod tests {
     #[test]
     fn library_has_one_instance_at_a_time() {
         let [first, second] = [1, 2].map(ptr::without_provenance);
-        let claim = InstanceClaim::claim(first, "x").unwrap();
-        let other = InstanceClaim::claim(second, "y").unwrap();
-        let error = InstanceClaim::claim(first, "x").unwrap_err();
+        let claim = InstanceClaim::acquire(first, "x").unwrap();
+        let other = InstanceClaim::acquire(second, "y").unwrap();
+        let error = InstanceClaim::acquire(first, "x").unwrap_err();
         assert_eq!(
             error.message,
             "plugin x has an instance in this process already"
         );
         drop(claim);
-        let again = InstanceClaim::claim(first, "x").unwrap();
-        InstanceClaim::claim(second, "y").unwrap_err();
+        let again = InstanceClaim::acquire(first, "x").unwrap();
+        InstanceClaim::acquire(second, "y").unwrap_err();
         drop((other, again));
     }
 
@@ -123,7 +123,7 @@ mod tests {
     fn concurrent_claim_succeeds_once() {
         let entry = 3;
         let claims = std::thread::scope(|scope| {
-            let claim = || InstanceClaim::claim(ptr::without_provenance(entry), "x").ok();
+            let claim = || InstanceClaim::acquire(ptr::without_provenance(entry), "x").ok();
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(claim)).collect();
             let claims = threads.into_iter().map(|thread| thread.join().unwrap());
             claims.collect::<Vec<_>>()
@@ -134,15 +134,15 @@ mod tests {
     #[test]
     fn forked_child_can_claim_parents_library() {
         let entry = ptr::without_provenance(4);
-        let mut parents = InstanceClaim::claim(entry, "x").unwrap();
+        let mut parents = InstanceClaim::acquire(entry, "x").unwrap();
         parents.process += 1;
         parents
             .library
             .process
             .store(parents.process, Ordering::Relaxed);
-        let own = InstanceClaim::claim(entry, "x").unwrap();
+        let own = InstanceClaim::acquire(entry, "x").unwrap();
         drop(parents);
-        InstanceClaim::claim(entry, "x").unwrap_err();
+        InstanceClaim::acquire(entry, "x").unwrap_err();
         drop(own);
     }
 }

@@ -41,7 +41,7 @@ struct EntryHead {
 const MAX_MAJOR: u32 = 99;
 
 /// Formats a version of the contract, as `1.3`: the major version is in its upper 16 bits.
-fn abi_text(version: u32) -> String {
+fn abi_version_text(version: u32) -> String {
     format!("{}.{}", version >> 16, version & 0xffff)
 }
 
@@ -73,7 +73,7 @@ pub(crate) unsafe fn check_entry(
         }
         return Err(mismatch(format!(
             "the plugin was built for ABI {}, this host speaks {MEMPROF_ABI_MAJOR}.x",
-            abi_text(version)
+            abi_version_text(version)
         )));
     }
     let needed = size_of::<memprof_plugin_entry_t>();
@@ -96,13 +96,13 @@ pub(crate) unsafe fn check_entry(
     // SAFETY: memprof.h: the entry's texts live as long as the entry.
     let version = unsafe { copy_text(entry.version) };
     // SAFETY: memprof.h: the entry's messages live as long as the entry.
-    let usage = unsafe { message_usage(entry) };
+    let usage = unsafe { message_usages(entry) };
     let EntryHead { version: abi, .. } = head;
     Ok(PluginInfo {
         id,
         version,
         messages: usage.iter().map(|message| message.name.clone()).collect(),
-        abi: abi_text(abi),
+        abi: abi_version_text(abi),
         path: String::new(),
         usage,
         error: None,
@@ -110,8 +110,8 @@ pub(crate) unsafe fn check_entry(
     })
 }
 
-/// Returns warnings for the id, and for the first message, whose name memprof.h does not allow. Such a plugin is loaded
-/// all the same, because the rule is younger than the ABI.
+/// Returns a warning if memprof.h does not allow the id, and one for the first message whose name it does not allow.
+/// Such a plugin is loaded all the same, because the rule is younger than the ABI.
 #[cfg(feature = "loader")]
 pub(crate) fn name_warnings(info: &PluginInfo) -> Vec<String> {
     let id = (!is_valid_name(&info.id, b"_")).then(|| {
@@ -159,7 +159,7 @@ pub(crate) unsafe fn copy_text(raw: memprof_str_t) -> String {
 ///
 /// # Safety
 /// The entry's messages live as long as the process.
-unsafe fn message_usage(entry: &memprof_plugin_entry_t) -> Vec<MessageUsage> {
+unsafe fn message_usages(entry: &memprof_plugin_entry_t) -> Vec<MessageUsage> {
     if entry.messages.is_null() {
         return Vec::new();
     }

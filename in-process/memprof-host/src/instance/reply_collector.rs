@@ -24,6 +24,11 @@ pub(super) struct ReplyCollector {
 }
 
 impl ReplyCollector {
+    /// Returns whether the reply has a content type or a part of its body, be it refused.
+    fn has_begun(&self) -> bool {
+        self.content_type.is_some() || !self.body.is_empty() || self.error.is_some()
+    }
+
     /// Returns the reply of plugin `id` to message `name`, whose handler returned `status`. It is an error if a part of
     /// the body was refused, or if the handler failed without writing a text. A positive status, which memprof.h does
     /// not have, becomes `MEMPROF_INTERNAL`.
@@ -79,21 +84,21 @@ pub(super) unsafe extern "C" fn begin_body(
 ) -> Status {
     // SAFETY: `Instance::message` passes its collector as `ctx`, for one call on one thread.
     let collector = unsafe { &mut *ctx.cast::<ReplyCollector>() };
-    if collector.content_type.is_some() || !collector.body.is_empty() {
+    if collector.has_begun() {
         return MEMPROF_INTERNAL;
     }
     // SAFETY: memprof.h: the plugin lends the text for the call.
     let content_type = unsafe { copy_text(content_type) };
-    if !is_content_type(&content_type) {
+    if !is_header_safe(&content_type) {
         return MEMPROF_INVALID_ARGUMENT;
     }
     collector.content_type = Some(content_type);
     MEMPROF_OK
 }
 
-/// Whether a host can pass a content type on as it is: a program may write it into a header of HTTP, which a newline
-/// would end.
-fn is_content_type(text: &str) -> bool {
+/// Returns whether a content type has only printable ASCII characters, so that a host can pass it on as it is: a
+/// program may write it into a header of HTTP, which a newline would end.
+fn is_header_safe(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
 
@@ -122,8 +127,9 @@ pub(super) static REPLY_FD: memprof_reply_fd_t = memprof_reply_fd_t {
     file: Some(set_body_file),
 };
 
-/// Implements `file` of `memprof_reply_fd_t`: makes a file the body, and duplicates its descriptor. Fails if the reply
-/// has begun already, if the content type is invalid, or as [`Body::from_file`] does.
+/// Implements `file` of `memprof_reply_fd_t`: makes the first `size` bytes of a file the body, and duplicates its
+/// descriptor. Fails if the reply has begun already, if the descriptor or the content type is invalid, or as
+/// [`Body::from_file`] does.
 unsafe extern "C" fn set_body_file(
     ctx: *mut c_void,
     fd: c_int,
@@ -132,7 +138,7 @@ unsafe extern "C" fn set_body_file(
 ) -> Status {
     // SAFETY: `Instance::message` passes its collector as `ctx`, for one call on one thread.
     let collector = unsafe { &mut *ctx.cast::<ReplyCollector>() };
-    if collector.content_type.is_some() || !collector.body.is_empty() {
+    if collector.has_begun() {
         return MEMPROF_INTERNAL;
     }
     if fd < 0 {
@@ -140,7 +146,7 @@ unsafe extern "C" fn set_body_file(
     }
     // SAFETY: memprof.h: the plugin lends the text for the call.
     let content_type = unsafe { copy_text(content_type) };
-    if !is_content_type(&content_type) {
+    if !is_header_safe(&content_type) {
         return MEMPROF_INVALID_ARGUMENT;
     }
     // SAFETY: memprof.h: the plugin lends the descriptor for the call.
@@ -163,6 +169,8 @@ unsafe extern "C" fn set_body_file(
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[test]
@@ -176,6 +184,26 @@ mod tests {
         check(-77, -77);
         check(1000, MEMPROF_INTERNAL);
         check(Status::MAX, MEMPROF_INTERNAL);
+    }
+
+    #[test]
+    fn nothing_is_accepted_after_refused_write() {
+        let chunk = vec![0; memprof_plugin_abi::COPY_LIMIT as usize + 1];
+        let mut collector = ReplyCollector::default();
+        let ctx: *mut c_void = (&raw mut collector).cast();
+        // SAFETY: the collector and the bytes outlive the call.
+        let written = unsafe { write_body(ctx, memprof_str_t::from_bytes(&chunk)) };
+        assert_eq!(written, MEMPROF_IO);
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let content_type = memprof_str_t::new(TEXT);
+        // SAFETY: the collector, the descriptor and the text outlive the call.
+        let passed = unsafe { set_body_file(ctx, file.as_raw_fd(), 1, content_type) };
+        assert_eq!(passed, MEMPROF_INTERNAL);
+        // SAFETY: the collector and the text outlive the call.
+        let begun = unsafe { begin_body(ctx, content_type) };
+        assert_eq!(begun, MEMPROF_INTERNAL);
+        let reply = collector.into_reply(MEMPROF_OK, "words", "list");
+        assert_eq!(reply.status_code, MEMPROF_IO);
     }
 
     #[test]

@@ -23,20 +23,21 @@ pub(crate) fn generate_name() -> std::io::Result<PathBuf> {
     Ok(PathBuf::from(format!("{PREFIX}{pid}-{random:016x}")))
 }
 
-/// Returns the name's bytes without the `@`. `None` if the path is no abstract name of a control socket.
+/// Returns the bytes of an abstract name, without the `@`. `None` if the path is no abstract name of a control socket.
 pub(crate) fn name_bytes(path: &Path) -> Option<&[u8]> {
     let path = path.as_os_str().as_bytes();
     path.starts_with(PREFIX.as_bytes()).then(|| &path[1..])
 }
 
-/// Returns a path for the abstract name of a process that may be in another network namespace: the name below that
-/// namespace's link. `process` is `/proc/PID`.
+/// Returns the path by which a client names an abstract socket of a process that may be in another network namespace:
+/// the abstract name below that namespace's link. `process` is `/proc/PID`.
 #[cfg(feature = "client")]
-pub(crate) fn in_process_namespace(process: &Path, name: &Path) -> PathBuf {
+pub(crate) fn path_in_process_namespace(process: &Path, name: &Path) -> PathBuf {
     process.join("ns/net").join(name)
 }
 
-/// Splits a path of [`in_process_namespace`] into the namespace and the name's bytes. `None` if it is another path.
+/// Splits a path of [`path_in_process_namespace`] into the namespace and the name's bytes. `None` if it is another
+/// path.
 #[cfg(feature = "client")]
 pub(crate) fn split_namespace(path: &Path) -> Option<(&Path, &[u8])> {
     let namespace = path.parent()?;

@@ -6,12 +6,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use memprof_own::above_stdio;
+use memprof_own::move_above_stdio;
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-use super::sockets;
+use super::list_sockets;
 
 /// Extension that is added to the socket's name.
 const EXTENSION: &str = "lock";
@@ -19,22 +19,24 @@ const EXTENSION: &str = "lock";
 const MAX_STARTUP_TIME: Duration = Duration::from_secs(60);
 
 /// Returns the path of the lock file of a socket.
-pub fn lock_path(socket: &Path) -> PathBuf {
+pub fn lock_file_path(socket: &Path) -> PathBuf {
     socket.with_added_extension(EXTENSION)
 }
 
-/// Locks the path of a socket. The lock is released when the file is closed.
+/// Locks the path of a socket by its lock file, which is created if it is missing. Does not wait. Closing the returned
+/// file releases the lock.
 ///
 /// # Errors
-/// `AddrInUse` if another process holds the lock; those of open(2), with the owner of a file that is in the way.
-pub fn lock(socket: &Path) -> io::Result<File> {
-    let path = lock_path(socket);
+/// `AddrInUse` if another process holds the lock; `PermissionDenied` if the lock file is not a regular file, or belongs
+/// to a user other than this one and root; those of open(2). The text names the owner of a file that is in the way.
+pub fn lock_socket_path(socket: &Path) -> io::Result<File> {
+    let path = lock_file_path(socket);
     // NONBLOCK: in a directory that others may write to, the path may be a FIFO.
     let flags =
         OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     loop {
         let file = rustix::fs::openat(CWD, &path, flags, Mode::RUSR | Mode::WUSR)
-            .and_then(above_stdio)
+            .and_then(move_above_stdio)
             .map_err(|errno| obstructed_error(&path, errno.into()))?;
         let opened = rustix::fs::fstat(&file)?;
         let own = rustix::process::geteuid().as_raw();
@@ -62,7 +64,7 @@ pub fn lock(socket: &Path) -> io::Result<File> {
     }
 }
 
-/// Adds the owner of the existing file to the error, if there is a file.
+/// Adds the owner of the file at `path`, if there is one, and a remedy to the error.
 fn obstructed_error(path: &Path, error: io::Error) -> io::Error {
     use std::os::unix::fs::MetadataExt;
     let Ok(metadata) = path.symlink_metadata() else {
@@ -78,15 +80,15 @@ fn obstructed_error(path: &Path, error: io::Error) -> io::Error {
 }
 
 /// Removes files of hosts that died from a directory of this user: sockets that refuse connections and whose lock is
-/// free, links without a target, and lock files without a socket that are older than any host that still starts.
+/// free, links without a target, and lock files without a socket that are older than [`MAX_STARTUP_TIME`].
 pub(crate) fn remove_abandoned_files(directory: &Path) {
     // A directory that cannot be read is not swept; bind reports the reason.
-    let existing = sockets(directory).unwrap_or_default();
+    let existing = list_sockets(directory).unwrap_or_default();
     for socket in &existing {
         // The lock of a link's target is in another directory, and its holder cleans up there.
         if socket.is_symlink() {
             if !socket.exists() {
-                remove(socket);
+                remove_file_if_exists(socket);
             }
         } else if socket
             .symlink_metadata()
@@ -95,15 +97,15 @@ pub(crate) fn remove_abandoned_files(directory: &Path) {
             sweep_socket(socket);
         }
     }
-    for lock_file in lock_files(directory) {
+    for lock_file in list_lock_files(directory) {
         let socket = lock_file.with_extension("");
         if existing.contains(&socket) || !is_older_than_startup(&lock_file) {
             continue;
         }
-        if let Ok(_lock) = lock(&socket)
+        if let Ok(_lock) = lock_socket_path(&socket)
             && !socket.exists()
         {
-            remove(&lock_file);
+            remove_file_if_exists(&lock_file);
         }
     }
 }
@@ -121,20 +123,21 @@ fn is_older_than_startup(lock_file: &Path) -> bool {
 /// socket without the lock. Does nothing if a host holds the lock. Connects only with the lock, so that running hosts
 /// are not disturbed.
 fn sweep_socket(socket: &Path) {
-    if let Ok(_lock) = lock(socket) {
+    if let Ok(_lock) = lock_socket_path(socket) {
         if refuses_connections(socket) {
-            remove(socket);
+            remove_file_if_exists(socket);
         }
-        remove(&lock_path(socket));
+        remove_file_if_exists(&lock_file_path(socket));
     }
 }
 
-/// Returns whether no process listens at the socket. False if a process listens but is too busy to accept.
+/// Returns whether no process listens at the socket. Does not wait: false if a process listens but is too busy to
+/// accept.
 pub fn refuses_connections(path: &Path) -> bool {
     let attempt = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-            .and_then(above_stdio)?;
+            .and_then(move_above_stdio)?;
         connect(&socket, &SocketAddrUnix::new(path)?)
     };
     attempt() == Err(Errno::CONNREFUSED)
@@ -146,8 +149,8 @@ pub fn is_socket(metadata: &std::fs::Metadata) -> bool {
     metadata.file_type().is_socket()
 }
 
-/// Lists the lock files in a directory. There are none if it cannot be read.
-fn lock_files(directory: &Path) -> Vec<PathBuf> {
+/// Lists the lock files in a directory. Empty if it cannot be read.
+fn list_lock_files(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path());
     paths
@@ -156,7 +159,7 @@ fn lock_files(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// Removes a file, if it exists. Logs a failure.
-pub(crate) fn remove(path: &Path) {
+pub(crate) fn remove_file_if_exists(path: &Path) {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             log::warn!("failed to remove {}: {error}", path.display());
@@ -186,16 +189,16 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         let killed = UnixListener::bind(path("1.sock")).unwrap();
-        drop((killed, lock(&path("1.sock")).unwrap()));
+        drop((killed, lock_socket_path(&path("1.sock")).unwrap()));
         let alive = UnixListener::bind(path("2.sock")).unwrap();
-        let locked = lock(&path("2.sock")).unwrap();
+        let locked = lock_socket_path(&path("2.sock")).unwrap();
         // The host closed all its descriptors but the socket, as a daemon may.
         let unlocked = UnixListener::bind(path("3.sock")).unwrap();
         // The host has locked its path and not bound the socket yet.
-        let starting = lock(&path("4.sock")).unwrap();
-        drop(lock(&path("5.sock")).unwrap());
+        let starting = lock_socket_path(&path("4.sock")).unwrap();
+        drop(lock_socket_path(&path("5.sock")).unwrap());
         let long_ago = std::time::SystemTime::now() - 2 * MAX_STARTUP_TIME;
-        let orphan = lock(&path("8.sock")).unwrap();
+        let orphan = lock_socket_path(&path("8.sock")).unwrap();
         orphan.set_modified(long_ago).unwrap();
         drop(orphan);
         std::fs::write(path("6.sock"), "a file").unwrap();
@@ -217,17 +220,20 @@ mod tests {
     fn removed_lock_file_is_locked_anew() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("h.sock");
-        let first = lock(&socket).unwrap();
-        let busy = lock(&socket).unwrap_err();
+        let first = lock_socket_path(&socket).unwrap();
+        let busy = lock_socket_path(&socket).unwrap_err();
         assert_eq!(busy.kind(), io::ErrorKind::AddrInUse);
         // Two processes wait for the same host: this one opened the file before it was removed, and locks it
         // afterwards.
-        let late = File::open(lock_path(&socket)).unwrap();
-        remove(&lock_path(&socket));
+        let late = File::open(lock_file_path(&socket)).unwrap();
+        remove_file_if_exists(&lock_file_path(&socket));
         drop(first);
         rustix::fs::flock(&late, FlockOperation::NonBlockingLockExclusive).unwrap();
-        let locked = lock(&socket).unwrap();
-        assert_eq!(lock(&socket).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        let locked = lock_socket_path(&socket).unwrap();
+        assert_eq!(
+            lock_socket_path(&socket).unwrap_err().kind(),
+            io::ErrorKind::AddrInUse
+        );
         drop((locked, late));
     }
 
@@ -235,9 +241,9 @@ mod tests {
     fn error_names_file_in_the_way() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("h.sock");
-        let path = lock_path(&socket);
+        let path = lock_file_path(&socket);
         let check = |kind: &str| {
-            let error = lock(&socket).unwrap_err().to_string();
+            let error = lock_socket_path(&socket).unwrap_err().to_string();
             let expected = format!("{} of uid ", path.display());
             assert!(error.starts_with(&expected), "{kind}: {error}");
             std::fs::remove_file(&path).unwrap();

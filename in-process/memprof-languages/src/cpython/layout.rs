@@ -247,7 +247,7 @@ impl FieldOffsets {
     ///
     /// # Errors
     ///
-    /// The version is unknown or no final release, or its `_PyRuntime` is not as expected.
+    /// The version is unknown, no final release or built without the GIL, or its `_PyRuntime` is not as expected.
     pub(super) fn find(
         symbols: &CPythonSymbols,
         reader: &mut Reader<'_>,
@@ -259,7 +259,9 @@ impl FieldOffsets {
             let known = known.map(|(_, version, layout)| (*version, *layout));
             return known.ok_or(UnsupportedCPython::Version(0));
         };
-        let version = reader.u32(version, 0).ok_or(UnsupportedCPython::Runtime)?;
+        let version = reader
+            .read_u32(version, 0)
+            .ok_or(UnsupportedCPython::Runtime)?;
         let is_final = version >> 4 & 0xf == 0xf;
         let layout = match version >> 16 {
             0x030b if is_final => V3_11,
@@ -274,8 +276,9 @@ impl FieldOffsets {
         }
     }
 
-    /// Adds the offsets in `_Py_DebugOffsets`, from the places that `words` gives. Fails if the structure is not that
-    /// of `version`, if it cannot be read, or if the interpreter is built without the GIL.
+    /// Replaces the offsets that `_Py_DebugOffsets` has by those in it, and returns the result. `words` are the sizes
+    /// of its parts in `version`. Fails if the structure is not that of `version`, if it cannot be read, if an offset
+    /// in it is 4096 or more, or if the interpreter is built without the GIL.
     fn with_debug_offsets(
         self,
         runtime: Symbol,
@@ -284,12 +287,13 @@ impl FieldOffsets {
         reader: &mut Reader<'_>,
     ) -> Result<Self, UnsupportedCPython> {
         const COOKIE: usize = usize::from_ne_bytes(*b"xdebugpy");
-        /// No structure that is read has a field beyond.
+        /// Above the offsets of all fields that are read.
         const MAX_OFFSET: usize = 4096;
+        // The structure begins with a cookie, the version, and whether the build is without the GIL.
         let mut word = |index: usize| {
             let field = index * size_of::<usize>();
             reader
-                .word(runtime.address, field)
+                .read_word(runtime.address, field)
                 .ok_or(UnsupportedCPython::Runtime)
         };
         if word(0)? != COOKIE || word(1)? != version as usize {
@@ -308,7 +312,7 @@ impl FieldOffsets {
         let frame_index = thread_index + 9;
         let code_index = frame_index + words.frame;
         let object_index = code_index + words.code;
-        // Types, tuples, lists, sets, dicts, floats and ints lie between.
+        // Words of the object's structure, and of those for types, tuples, lists, sets, dicts, floats and ints.
         let bytes_index = object_index + 2 + 4 + 3 + 3 + words.set + 3 + 2 + 3;
         let text_index = bytes_index + 3;
         /// `PyCompactUnicodeObject` has two words more than `PyASCIIObject`.

@@ -89,11 +89,15 @@ fn line_in_locations(
     const UNIT: usize = 2;
     let (mut at, mut line, mut index) = (0, i64::from(first), 0);
     while index < len {
+        // First byte of an entry: its highest bit is set; then the kind in 4 bits, and the number of instructions less
+        // 1.
         let head = byte(index)?;
         index += 1;
         let kind = head >> 3 & 15;
         line += match kind {
-            13 | 14 => signed_varint(len, &byte, &mut index)?,
+            // With a distance of lines, without or with columns.
+            13 | 14 => read_signed_varint(len, &byte, &mut index)?,
+            // On one line, which is 0 to 2 lines below.
             10..=12 => i64::from(kind - 10),
             _ => 0,
         };
@@ -103,6 +107,7 @@ fn line_in_locations(
         }
         at += usize::from((head & 7) + 1) * UNIT;
         if at > offset {
+            // Kind 15 has no line.
             return Some(if kind == 15 { 0 } else { line });
         }
     }
@@ -110,27 +115,27 @@ fn line_in_locations(
 }
 
 /// Reads a number from the table at `index`, and moves `index` behind it. Each byte has 6 bits of the number, the
-/// lowest ones first; the number's lowest bit is the sign. `None` if the table cannot be read.
-fn signed_varint(
+/// lowest ones first, and the bit 64 if another byte follows; the number's lowest bit is the sign. `None` if it has
+/// more than five bytes (30 bits), or if a byte is beyond the end of the table or cannot be read.
+fn read_signed_varint(
     len: usize,
     byte: &impl Fn(usize) -> Option<u8>,
     index: &mut usize,
 ) -> Option<i64> {
-    let (mut value, mut shift) = (0_i64, 0);
-    while *index < len && shift < 30 {
+    let mut value = 0_i64;
+    for shift in (0..30).step_by(6) {
+        if *index >= len {
+            return None;
+        }
         let next = byte(*index)?;
         *index += 1;
         value |= i64::from(next & 63) << shift;
         if next & 64 == 0 {
-            break;
+            let distance = value >> 1;
+            return Some(if value & 1 == 1 { -distance } else { distance });
         }
-        shift += 6;
     }
-    Some(if value & 1 == 1 {
-        -(value >> 1)
-    } else {
-        value >> 1
-    })
+    None
 }
 
 #[cfg(test)]
@@ -178,6 +183,17 @@ mod tests {
             &table,
             &[(0, 11), (3, 11), (4, 9), (6, 0), (500, 9)],
         );
+    }
+
+    #[test]
+    fn incomplete_or_too_long_distance_gives_line_of_function() {
+        let head = 0x80 | 13 << 3;
+        let check = |table: &[u8], line| check(LineFormat::Locations, table, &[(0, line)]);
+        check(&[head, 64 | 2, 0], 11);
+        check(&[head, 64 | 2], 10);
+        check(&[head], 10);
+        check(&[head, 64 | 2, 64, 64, 64, 0], 11);
+        check(&[head, 64 | 2, 64, 64, 64, 64, 0], 10);
     }
 
     #[test]

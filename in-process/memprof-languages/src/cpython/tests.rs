@@ -101,7 +101,7 @@ fn memory_that_changes_under_the_reader_does_no_harm() {
         set_thread(memory, &layout);
         let mut pages = [0; PAGES];
         let mut reader = Reader::new(&mut pages);
-        let (_, python) = CPython::new(&symbols(memory, size), &mut reader).unwrap();
+        let (_, python) = CPython::from_symbols(&symbols(memory, size), &mut reader).unwrap();
         let chains = [
             FrameChain::Objects,
             FrameChain::CFrames { is_entry: None },
@@ -128,7 +128,7 @@ fn runtime_that_only_has_the_name_is_unsupported() {
     let mut pages = [0; PAGES];
     let mut reader = Reader::new(&mut pages);
     let mut check = |symbols: &CPythonSymbols, expected| {
-        let found = CPython::new(symbols, &mut reader);
+        let found = CPython::from_symbols(symbols, &mut reader);
         assert_eq!(found.err(), Some(expected));
     };
     check(&symbols(memory, 100), UnsupportedCPython::Version(0));
@@ -167,7 +167,7 @@ fn interpreter_that_ends_has_no_frames() {
     set_thread(memory, &layout);
     let mut pages = [0; PAGES];
     let mut reader = Reader::new(&mut pages);
-    let (_, python) = CPython::new(&symbols(memory, size), &mut reader).unwrap();
+    let (_, python) = CPython::from_symbols(&symbols(memory, size), &mut reader).unwrap();
     let mut words = [0; 2 * MAX_MANAGED];
     let mut read =
         |reader: &mut Reader<'_>| python.read_frames(reader, &mut ManagedFrames::new(&mut words));

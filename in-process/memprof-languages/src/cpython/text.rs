@@ -24,18 +24,18 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// Reads the head of the `str` object at address `object`. `None` if it is unreadable, empty, not compact, or
-    /// longer than [`MAX_TEXT`] characters.
+    /// Reads the header of the `str` object at address `object`, and checks that its characters are readable. `None` if
+    /// it is unreadable, empty, not compact, or longer than [`MAX_TEXT`] characters.
     pub(super) fn read(
         layout: &FieldOffsets,
         object: usize,
         reader: &mut Reader<'_>,
     ) -> Option<Self> {
         // `PyASCIIObject.state`: interned (2 bits), kind (3), compact, ascii.
-        let state = reader.u32(object, layout.text_state)?;
+        let state = reader.read_u32(object, layout.text_state)?;
         let (width, is_compact, is_ascii) =
             (state >> 2 & 7, state >> 5 & 1 != 0, state >> 6 & 1 != 0);
-        let len = reader.word(object, layout.text_len)?;
+        let len = reader.read_word(object, layout.text_len)?;
         if !is_compact || !matches!(width, 1 | 2 | 4) || !(1..=MAX_TEXT).contains(&len) {
             return None;
         }
@@ -44,7 +44,7 @@ impl Text {
             false => layout.text_compact,
         };
         let width = width as usize;
-        let data = reader.range(object, head, len * width)?;
+        let data = reader.readable_range(object, head, len * width)?;
         Some(Self { data, width })
     }
 
@@ -53,22 +53,22 @@ impl Text {
         self.data.len() / self.width
     }
 
-    /// Returns a character; U+FFFD for a surrogate. `None` beyond the end.
-    fn char(self, index: usize) -> Option<char> {
+    /// Returns the character at an index; U+FFFD for a surrogate. `None` beyond the end.
+    fn char_at(self, index: usize) -> Option<char> {
         let offset = index * self.width;
         let code = match self.width {
-            1 => self.data.u8(offset)?.into(),
-            2 => self.data.u16(offset)?.into(),
-            _ => self.data.u32(offset)?,
+            1 => self.data.read_u8(offset)?.into(),
+            2 => self.data.read_u16(offset)?.into(),
+            _ => self.data.read_u32(offset)?,
         };
-        // A surrogate, for a byte of a path that is no UTF-8.
+        // `CPython` stores a byte of a path that is no UTF-8 as a surrogate.
         Some(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER))
     }
 
     /// Iterates over the first `max` characters, followed by [`CUT`] if there are more.
     fn first_chars(self, max: usize) -> impl Iterator<Item = char> {
         let cut = (self.len() > max).then_some(CUT);
-        let chars = (0..self.len().min(max)).map_while(move |index| self.char(index));
+        let chars = (0..self.len().min(max)).map_while(move |index| self.char_at(index));
         chars.chain(cut)
     }
 
@@ -76,7 +76,7 @@ impl Text {
     fn last_chars(self, max: usize) -> impl Iterator<Item = char> {
         let skipped = self.len().saturating_sub(max);
         let cut = (skipped > 0).then_some(CUT);
-        let chars = (skipped..self.len()).map_while(move |index| self.char(index));
+        let chars = (skipped..self.len()).map_while(move |index| self.char_at(index));
         cut.into_iter().chain(chars)
     }
 }
@@ -89,11 +89,14 @@ pub(super) struct FrameName {
 }
 
 impl FrameName {
-    /// Hashes the name and a line. The hash is of the characters, not of the objects' addresses, where later there may
-    /// be other objects.
+    /// Hashes the function's name, the file's path and a line. The hash is of the characters, not of the objects'
+    /// addresses, because later there may be other objects at these.
     pub(super) fn hash(&self, line: u32) -> u64 {
         let lens = [self.function.len() as u64, self.file.len() as u64];
-        let chars = self.function().chain(iter::once('\0')).chain(self.file());
+        let chars = self
+            .function_chars()
+            .chain(iter::once('\0'))
+            .chain(self.file_chars());
         let numbers = chars.map(|c| u64::from(u32::from(c)));
         let words = iter::once(u64::from(line)).chain(lens).chain(numbers);
         words.fold(1, |hash: u64, word| {
@@ -103,27 +106,27 @@ impl FrameName {
     }
 
     /// Iterates over the function's name, of which at most [`MAX_FUNCTION`] characters are kept.
-    fn function(&self) -> impl Iterator<Item = char> + use<> {
+    fn function_chars(&self) -> impl Iterator<Item = char> + use<> {
         self.function.first_chars(MAX_FUNCTION)
     }
 
     /// Iterates over the file's path, of which at most [`MAX_FILE`] characters are kept.
-    fn file(&self) -> impl Iterator<Item = char> + use<> {
+    fn file_chars(&self) -> impl Iterator<Item = char> + use<> {
         self.file.last_chars(MAX_FILE)
     }
 }
 
 impl NameText for FrameName {
-    fn write_function(&self, write: &mut dyn FnMut(u8)) {
-        write_utf8(self.function(), write);
+    fn write_function_name(&self, write: &mut dyn FnMut(u8)) {
+        write_utf8(self.function_chars(), write);
     }
 
-    fn write_file(&self, write: &mut dyn FnMut(u8)) {
-        write_utf8(self.file(), write);
+    fn write_file_name(&self, write: &mut dyn FnMut(u8)) {
+        write_utf8(self.file_chars(), write);
     }
 
     fn max_len(&self) -> u32 {
-        let chars = self.function().chain(self.file());
+        let chars = self.function_chars().chain(self.file_chars());
         chars.map(char::len_utf8).sum::<usize>() as u32
     }
 }

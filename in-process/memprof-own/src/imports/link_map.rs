@@ -1,6 +1,6 @@
 //! The loader's list of loaded objects (link.h).
 
-use super::object::{Object, read};
+use super::object::{Object, read_memory};
 
 /// Offset of `r_map` in `struct r_debug`.
 const MAP_OFFSET: usize = 8;
@@ -19,16 +19,16 @@ impl LinkMap {
     /// `debug` is the loader's `_r_debug`, and the lists do not change during the call.
     pub(super) unsafe fn find_namespace(dynamic: usize, mut debug: usize) -> Option<Self> {
         while debug != 0 {
-            let first = Self::from_address(read(debug + MAP_OFFSET));
+            let first = Self::from_address(read_memory(debug + MAP_OFFSET));
             if let Some(first) = first
                 && first.iter().any(|map| map.dynamic() == dynamic)
             {
                 return Some(first);
             }
-            let version: i32 = read(debug);
+            let version: i32 = read_memory(debug);
             debug = match version {
                 ..2 => 0,
-                _ => read(debug + NEXT_NAMESPACE_OFFSET),
+                _ => read_memory(debug + NEXT_NAMESPACE_OFFSET),
             };
         }
         None
@@ -37,22 +37,24 @@ impl LinkMap {
     /// Iterates over this entry and the later ones.
     pub(super) fn iter(self) -> impl Iterator<Item = Self> {
         // 24 is the offset of `l_next`.
-        std::iter::successors(Some(self), |map| Self::from_address(read(map.0 + 24)))
+        std::iter::successors(Some(self), |map| {
+            Self::from_address(read_memory(map.0 + 24))
+        })
     }
 
     /// Returns the object that this entry describes, by its load address and its dynamic section.
-    // `l_addr` is the first field.
     pub(super) fn object(self) -> Object {
+        // `l_addr`, the load address, is the first field.
         // SAFETY: the loader lists an object as long as it is loaded.
-        unsafe { Object::new(read(self.0), self.dynamic()) }
+        unsafe { Object::new(read_memory(self.0), self.dynamic()) }
     }
 
-    /// Address of the object's dynamic section (`l_ld`).
+    /// Returns the address of the object's dynamic section: `l_ld`, at offset 16.
     fn dynamic(self) -> usize {
-        read(self.0 + 16)
+        read_memory(self.0 + 16)
     }
 
-    /// Returns the entry at an address. `None` if the address is 0, as behind the last entry.
+    /// Returns the entry at an address. `None` if the address is 0, which follows the last entry.
     fn from_address(address: usize) -> Option<Self> {
         (address != 0).then_some(Self(address))
     }

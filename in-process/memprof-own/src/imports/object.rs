@@ -35,22 +35,22 @@ const HEADER_SCAN_LIMIT: usize = 4 << 20;
 
 /// Reads a value from an object's tables or from the loader's list. The address is not checked: it must come from an
 /// `Object` or a `LinkMap`.
-pub(super) fn read<T: Copy>(address: usize) -> T {
+pub(super) fn read_memory<T: Copy>(address: usize) -> T {
     // SAFETY: the creator of the `Object` or `LinkMap` promised that it is loaded. The linker and the loader wrote its
     // tables, which contain only addresses within the object.
     unsafe { ptr::read_volatile(address as *const T) }
 }
 
-/// Whether the NUL-terminated string at `address` equals `text`.
+/// Returns whether the NUL-terminated string at `address` equals `text`.
 pub(super) fn is_string_at(address: usize, text: &CStr) -> bool {
     equal_strings(address, text.as_ptr().addr())
 }
 
-/// Whether two NUL-terminated strings, given by their addresses, are equal.
+/// Returns whether two NUL-terminated strings, given by their addresses, are equal.
 fn equal_strings(mut one: usize, mut other: usize) -> bool {
     loop {
-        let byte: u8 = read(one);
-        if byte != read::<u8>(other) {
+        let byte: u8 = read_memory(one);
+        if byte != read_memory::<u8>(other) {
             return false;
         }
         if byte == 0 {
@@ -61,11 +61,11 @@ fn equal_strings(mut one: usize, mut other: usize) -> bool {
     }
 }
 
-/// Hash of the string at `name`, as `DT_GNU_HASH` uses it.
+/// Returns the hash of the NUL-terminated string at the address `name`, as `DT_GNU_HASH` uses it.
 fn gnu_hash(mut name: usize) -> u32 {
     let mut hash = 5381_u32;
     loop {
-        match read::<u8>(name) {
+        match read_memory::<u8>(name) {
             0 => return hash,
             byte => hash = hash.wrapping_mul(33).wrapping_add(byte.into()),
         }
@@ -101,8 +101,9 @@ pub(crate) struct Definition {
 }
 
 impl Definition {
-    /// Returns the address of the function; calls the resolver of an indirect one (IFUNC). `None` for a variable.
-    fn function(self) -> Option<usize> {
+    /// Returns the address of the function. Calls the resolver of an indirect function (IFUNC) for it. `None` for a
+    /// variable.
+    fn resolve_function(self) -> Option<usize> {
         match self.kind {
             STT_FUNC => Some(self.address),
             STT_GNU_IFUNC => {
@@ -149,8 +150,8 @@ impl Object {
         Some(Self { base, dynamic })
     }
 
-    /// Finds the object with code that contains `address`. `None` if there is no ELF header in the 4 MiB below it, or
-    /// if the object has no dynamic section.
+    /// Finds the object whose code contains `address`. `None` if no page in the 4 MiB below it starts with an ELF
+    /// header, or if the object has no dynamic section.
     ///
     /// # Safety
     /// The address is in the code of an object that stays loaded, and the memory between its header and the address is
@@ -158,7 +159,7 @@ impl Object {
     pub(super) unsafe fn containing(address: usize) -> Option<Self> {
         let last = address & !(PAGE_BYTES - 1);
         let mut pages = (0..HEADER_SCAN_LIMIT / PAGE_BYTES).map(|page| last - page * PAGE_BYTES);
-        let header = pages.find(|page| read::<[u8; 4]>(*page) == *b"\x7fELF")?;
+        let header = pages.find(|page| read_memory::<[u8; 4]>(*page) == *b"\x7fELF")?;
         let segment =
             |kind| program_headers(header).find(|segment: &Elf64_Phdr| segment.p_type == kind);
         let base = header.wrapping_sub(segment(libc::PT_LOAD)?.p_vaddr as usize);
@@ -166,12 +167,12 @@ impl Object {
         Some(Self { base, dynamic })
     }
 
-    /// Whether the object's soname is `soname`.
+    /// Returns whether the object's soname is `soname`.
     pub(super) fn is_named(&self, soname: &CStr) -> bool {
         self.has_soname_at(soname.as_ptr().addr())
     }
 
-    /// Whether the object's soname equals the text at the address `soname`.
+    /// Returns whether the object's soname equals the text at the address `soname`.
     pub(super) fn has_soname_at(&self, soname: usize) -> bool {
         self.dynamic_value(DT_SONAME)
             .and_then(|offset| self.string_address(offset))
@@ -188,7 +189,7 @@ impl Object {
                 Some((self.dynamic_address(table)?, self.dynamic_value(size)?))
             })
             .flat_map(|(table, size)| (table..table + size).step_by(size_of::<Elf64_Rela>()))
-            .filter_map(|relocation| self.import_of_relocation(read(relocation)))
+            .filter_map(|relocation| self.import_of_relocation(read_memory(relocation)))
     }
 
     /// Returns the import of a relocation. `None` if the relocation has another type or an addend, or if its symbol is
@@ -214,15 +215,16 @@ impl Object {
     /// Returns the address of the function that `import` names, in its version. Calls the resolver of an indirect
     /// function (IFUNC). `None` if this object does not define the name, or defines it as a variable.
     pub(super) fn find_function(&self, import: &Import) -> Option<usize> {
-        let version = self.defined_version(import.version.name)?;
-        self.find_definition(import.name, Some(version))?.function()
+        let version = self.defined_version_index(import.version.name)?;
+        self.find_definition(import.name, Some(version))?
+            .resolve_function()
     }
 
     /// Returns the address of the function that `import` names, in its version, or else in any version, for an object
     /// that has none. `None` if this object does not define the name, or defines it as a variable.
     pub(super) fn find_function_in_any_version(&self, import: &Import) -> Option<usize> {
         self.find_function(import)
-            .or_else(|| self.find_definition(import.name, None)?.function())
+            .or_else(|| self.find_definition(import.name, None)?.resolve_function())
     }
 
     /// Returns the definition of `name`, in any version. `None` if there is none.
@@ -230,16 +232,16 @@ impl Object {
         self.find_definition(name.as_ptr().addr(), None)
     }
 
-    /// Whether definitions can be looked up: an object linked with `--hash-style=sysv` has another table.
+    /// Returns whether definitions can be looked up: an object linked with `--hash-style=sysv` has another table.
     pub(super) fn has_gnu_hash(&self) -> bool {
         self.dynamic_address(DT_GNU_HASH).is_some()
     }
 
-    /// Looks up a name, given by its address, in `DT_GNU_HASH`. If `version` is `None`, any version matches. `None` if
-    /// the object has no such table, or does not define the name in that version.
+    /// Looks up a name, given by its address, in `DT_GNU_HASH`. If `version` is `None`, any version matches. Returns
+    /// `None` if the object has no such table, or does not define the name in that version.
     fn find_definition(&self, name: usize, version: Option<u16>) -> Option<Definition> {
         let table = self.dynamic_address(DT_GNU_HASH)?;
-        let word = |index: usize| read::<u32>(table + index * 4) as usize;
+        let word = |index: usize| read_memory::<u32>(table + index * 4) as usize;
         // The header has four words; the fourth one, a shift of the bloom filter, is not needed. The filter has words
         // of 64 bits.
         let (bucket_count, first_hashed, filter_words) = (word(0), word(1), word(2));
@@ -266,7 +268,7 @@ impl Object {
                     kind: symbol.st_info & 0xf,
                 });
             }
-            // The lowest bit marks the last hash of a chain.
+            // The lowest bit of a stored hash is not part of it: it marks the last one of a chain.
             if chained & 1 != 0 {
                 return None;
             }
@@ -277,14 +279,14 @@ impl Object {
     /// Returns the symbol at `index`, which is not checked against the table's size. `None` if the object has no symbol
     /// table.
     fn symbol(&self, index: usize) -> Option<Elf64_Sym> {
-        Some(read(
+        Some(read_memory(
             self.dynamic_address(DT_SYMTAB)? + index * size_of::<Elf64_Sym>(),
         ))
     }
 
     /// Returns the index of a symbol's version, from `DT_VERSYM`. `None` if the object has no versions.
     fn version_index(&self, symbol: usize) -> Option<u16> {
-        let index: u16 = read(self.dynamic_address(DT_VERSYM)? + symbol * 2);
+        let index: u16 = read_memory(self.dynamic_address(DT_VERSYM)? + symbol * 2);
         Some(index & !VERSION_HIDDEN)
     }
 
@@ -295,20 +297,20 @@ impl Object {
         loop {
             // Offsets in `Elf64_Verneed`: `vn_file` 4, `vn_aux` 8, `vn_next` 12. In `Elf64_Vernaux`: `vna_other` 6,
             // `vna_name` 8, `vna_next` 12.
-            let mut version = file + read::<u32>(file + 8) as usize;
+            let mut version = file + read_memory::<u32>(file + 8) as usize;
             loop {
-                if read::<u16>(version + 6) & !VERSION_HIDDEN == index {
+                if read_memory::<u16>(version + 6) & !VERSION_HIDDEN == index {
                     return Some(Version {
-                        name: self.string_address(read::<u32>(version + 8) as usize)?,
-                        file: self.string_address(read::<u32>(file + 4) as usize)?,
+                        name: self.string_address(read_memory::<u32>(version + 8) as usize)?,
+                        file: self.string_address(read_memory::<u32>(file + 4) as usize)?,
                     });
                 }
-                match read::<u32>(version + 12) {
+                match read_memory::<u32>(version + 12) {
                     0 => break,
                     next => version += next as usize,
                 }
             }
-            match read::<u32>(file + 12) {
+            match read_memory::<u32>(file + 12) {
                 0 => return None,
                 next => file += next as usize,
             }
@@ -317,16 +319,19 @@ impl Object {
 
     /// Returns the index of a version, given by the address of its name, in `DT_VERDEF`: a chain of `Elf64_Verdef`,
     /// each with its `Elf64_Verdaux`. `None` if the object does not define the version.
-    fn defined_version(&self, name: usize) -> Option<u16> {
+    fn defined_version_index(&self, name: usize) -> Option<u16> {
         let mut version = self.dynamic_address(DT_VERDEF)?;
         loop {
             // Offsets in `Elf64_Verdef`: `vd_ndx` 4, `vd_aux` 12, `vd_next` 16. `vda_name` is at the start of
             // `Elf64_Verdaux`.
-            let own_name = version + read::<u32>(version + 12) as usize;
-            if equal_strings(self.string_address(read::<u32>(own_name) as usize)?, name) {
-                return Some(read(version + 4));
+            let own_name = version + read_memory::<u32>(version + 12) as usize;
+            if equal_strings(
+                self.string_address(read_memory::<u32>(own_name) as usize)?,
+                name,
+            ) {
+                return Some(read_memory(version + 4));
             }
-            match read::<u32>(version + 16) {
+            match read_memory::<u32>(version + 16) {
                 0 => return None,
                 next => version += next as usize,
             }
@@ -352,7 +357,7 @@ impl Object {
     fn dynamic_value(&self, tag: usize) -> Option<usize> {
         let mut entry = self.dynamic;
         loop {
-            match read::<[usize; 2]>(entry) {
+            match read_memory::<[usize; 2]>(entry) {
                 [DT_NULL, _] => return None,
                 [found, value] if found == tag => return Some(value),
                 _ => entry += size_of::<[usize; 2]>(),
@@ -363,9 +368,10 @@ impl Object {
 
 /// Iterates over the program headers of the object with its ELF header at `header`.
 pub(super) fn program_headers(header: usize) -> impl Iterator<Item = Elf64_Phdr> {
-    let elf: Elf64_Ehdr = read(header);
+    let elf: Elf64_Ehdr = read_memory(header);
     let first = header + elf.e_phoff as usize;
-    (0..usize::from(elf.e_phnum)).map(move |index| read(first + index * size_of::<Elf64_Phdr>()))
+    (0..usize::from(elf.e_phnum))
+        .map(move |index| read_memory(first + index * size_of::<Elf64_Phdr>()))
 }
 
 #[cfg(test)]
@@ -379,11 +385,11 @@ mod tests {
             let libc = unsafe { Object::containing(function) }.unwrap();
             assert!(libc.is_named(c"libc.so.6"));
             assert!(!libc.is_named(c"libc.so"));
-            let base_version = libc.defined_version(c"GLIBC_2.2.5".as_ptr().addr());
+            let base_version = libc.defined_version_index(c"GLIBC_2.2.5".as_ptr().addr());
             let find = |version| libc.find_definition(name.as_ptr().addr(), version);
             assert_eq!(find(base_version).unwrap().address, function);
             assert_eq!(libc.find_in_any_version(name).unwrap().address, function);
-            let other_version = libc.defined_version(c"GLIBC_2.3".as_ptr().addr());
+            let other_version = libc.defined_version_index(c"GLIBC_2.3".as_ptr().addr());
             assert!(other_version.is_some() && find(other_version).is_none());
         };
         check(c"getpid", libc::getpid as *const () as usize);
@@ -391,7 +397,7 @@ mod tests {
         // SAFETY: getpid is code of libc, which is never unloaded.
         let libc = unsafe { Object::containing(libc::getpid as *const () as usize) }.unwrap();
         assert!(libc.find_in_any_version(c"memprof_plugin_entry").is_none());
-        assert_eq!(libc.defined_version(c"GLIBC_1".as_ptr().addr()), None);
+        assert_eq!(libc.defined_version_index(c"GLIBC_1".as_ptr().addr()), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::arch::asm;
 use std::ops::Range;
 use std::ptr;
 
-use super::object::{program_headers, read};
+use super::object::{program_headers, read_memory};
 
 const PAGE_BYTES: usize = 4096;
 
@@ -38,7 +38,7 @@ impl WritableRelro {
     /// # Safety
     /// The word belongs to the object, and no other thread uses it.
     pub(super) unsafe fn write_word(&mut self, address: usize, value: usize) {
-        if read::<usize>(address) == value {
+        if read_memory::<usize>(address) == value {
             return;
         }
         if self.pages.contains(&address) && !self.is_writable {

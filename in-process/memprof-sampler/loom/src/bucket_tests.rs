@@ -12,12 +12,12 @@ const SECOND: Sample = Sample { size: 2, record: 2 };
 
 /// Inserts a sample. Panics if the bucket is full.
 fn insert(bucket: &Bucket, address: usize, sample: Sample) {
-    bucket.claim_empty(address).unwrap().fill(sample);
+    bucket.claim_empty_cell(address).unwrap().fill(sample);
 }
 
 /// Removes the sample of an address and returns it. `None` if there is none, or another thread has claimed it.
 fn remove(bucket: &Bucket, address: usize) -> Option<Sample> {
-    Some(bucket.claim_sample(address)?.sample())
+    Some(bucket.claim_sample_cell(address)?.sample())
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn visit_during_reallocation_sees_one_sample_or_none() {
         let reader = {
             let bucket = Arc::clone(&bucket);
             thread::spawn(move || {
-                bucket.visit(|address, sample| {
+                bucket.visit_samples(|address, sample| {
                     assert_eq!(address, BLOCK);
                     assert!([FIRST, SECOND].contains(&sample), "{sample:?}");
                 });

@@ -34,7 +34,7 @@ impl GatedTables {
 
     /// Inserts a sample of `BLOCK`, as a hook does. If the gate is closed, gives its cell up and inserts none.
     fn sample(&self) {
-        let claim = self.bucket.claim_empty(BLOCK).unwrap();
+        let claim = self.bucket.claim_empty_cell(BLOCK).unwrap();
         if self.gate.may_pass() {
             self.records.with(|_| ());
             claim.fill(SAMPLE);
@@ -43,7 +43,7 @@ impl GatedTables {
 
     /// Removes the sample of `BLOCK`, as a free does. loom reports an access of the records without the claim.
     fn remove(&self) {
-        if let Some(_claim) = self.bucket.claim_sample(BLOCK) {
+        if let Some(_claim) = self.bucket.claim_sample_cell(BLOCK) {
             self.records.with(|_| ());
         }
     }
@@ -82,7 +82,7 @@ fn check(prepare: impl Fn(&GatedTables) + Sync + Send + 'static, hook: fn(&Gated
         tables.clear();
         tables
             .bucket
-            .visit(|address, _| panic!("{address:x} is left"));
+            .visit_samples(|address, _| panic!("{address:x} is left"));
     });
 }
 
@@ -100,7 +100,7 @@ fn concurrent_remove_is_not_in_records_during_clear() {
 fn drain_that_times_out_keeps_claim() {
     model(|| {
         let tables = GatedTables::new();
-        let claim = tables.bucket.claim_empty(BLOCK).unwrap();
+        let claim = tables.bucket.claim_empty_cell(BLOCK).unwrap();
         tables.gate.close();
         assert!(
             !tables
@@ -118,8 +118,8 @@ fn drain_that_times_out_keeps_claim() {
 fn forked_child_clears_claims_of_other_threads() {
     model(|| {
         let tables = GatedTables::new();
-        mem::forget(tables.bucket.claim_empty(BLOCK));
-        tables.bucket.clear_claimed();
+        mem::forget(tables.bucket.claim_empty_cell(BLOCK));
+        tables.bucket.clear_claimed_cells();
         tables.clear();
     });
 }

@@ -43,7 +43,7 @@ pub(super) fn with_loader_locked(work: &mut dyn FnMut()) -> bool {
     job.is_done
 }
 
-/// Indirect function. Its lookup runs [`resolve`].
+/// Indirect function. Its lookup runs [`run_job_as_resolver`].
 ///
 /// # Safety
 /// Only the loader calls it.
@@ -53,12 +53,14 @@ unsafe extern "C" fn memprof_loader_is_locked() -> *const c_void {
     naked_asm!(
         ".type memprof_loader_is_locked, @gnu_indirect_function",
         "jmp {resolve}",
-        resolve = sym resolve,
+        resolve = sym run_job_as_resolver,
     )
 }
 
-/// Resolver of the indirect function: runs the job if this thread has set one. Returns the address of [`do_nothing`].
-extern "C" fn resolve() -> *const c_void {
+/// Resolver of memprof's indirect function (`STT_GNU_IFUNC`), which the loader calls with its lock held: so the job of
+/// [`with_loader_locked`] runs under that lock. Does nothing on a thread that has no job. Returns the address of
+/// [`do_nothing`], because a resolver must return a function.
+extern "C" fn run_job_as_resolver() -> *const c_void {
     if JOB_THREAD.load(SeqCst) == thread_pointer() {
         let job = PENDING_JOB.swap(ptr::null_mut(), SeqCst);
         // SAFETY: null, or the job of this thread, which waits in `with_loader_locked`.

@@ -119,7 +119,7 @@ impl ElfObject {
         (!object.symbols.is_null() && !object.strings.is_null()).then_some(object)
     }
 
-    /// Path under which the loader knows the object; empty for the executable.
+    /// Returns the path under which the loader knows the object; empty for the executable.
     pub(super) fn path(&self) -> &CStr {
         if self.path.is_null() {
             return c"";
@@ -128,8 +128,8 @@ impl ElfObject {
         unsafe { CStr::from_ptr(self.path) }
     }
 
-    /// Address of the symbol that the object exports under that name, with default visibility. `None` if it exports
-    /// none, or has no table `DT_GNU_HASH`.
+    /// Returns the address of the symbol that the object exports under that name, with default visibility. `None` if it
+    /// exports none, or has no table `DT_GNU_HASH`.
     pub(super) fn definition(&self, name: &CStr) -> Option<usize> {
         const DEFAULT: u8 = 0;
         let mut index = self.hash_chain_start(name)?;
@@ -137,6 +137,7 @@ impl ElfObject {
             // SAFETY: DT_GNU_HASH: each symbol of a chain has an entry in both tables.
             let symbol = unsafe { self.symbols.wrapping_add(index.0).read() };
             let is_defined = symbol.st_shndx != 0 && symbol.st_value != 0;
+            // The lowest two bits of `st_other` are the visibility.
             if is_defined && symbol.st_other & 3 == DEFAULT && self.symbol_name(&symbol) == name {
                 return Some(self.base.wrapping_add(symbol.st_value as usize));
             }
@@ -169,6 +170,7 @@ impl ElfObject {
                 (0..count).map(move |index| unsafe { start.wrapping_add(index).read() })
             })
             .filter_map(move |relocation| {
+                // `r_info` has the type in its lower half, and the index of the symbol in its upper half.
                 let kind = relocation.r_info as u32;
                 if !kinds.contains(&kind) {
                     return None;
@@ -186,13 +188,13 @@ impl ElfObject {
             })
     }
 
-    /// Whether the page of a slot is read-only (RELRO).
+    /// Returns whether the page of a slot is read-only (RELRO).
     pub(super) fn is_protected(&self, slot: usize) -> bool {
         self.relro.contains(&page_start(slot))
     }
 
-    /// Whether a word can be exchanged atomically. It must be aligned, unlike a member of a packed struct, and in a
-    /// writable segment, unlike relocations in the code of old objects.
+    /// Returns whether a word can be exchanged atomically. It must be aligned, unlike a member of a packed struct, and
+    /// in a writable segment, unlike relocations in the code of old objects.
     pub(super) fn can_exchange(&self, word: usize) -> bool {
         word.is_multiple_of(align_of::<usize>()) && self.writable.contains(&word)
     }
@@ -213,7 +215,7 @@ impl ElfObject {
         }
     }
 
-    /// Whether this is the dynamic loader or the vDSO, judged by its file name.
+    /// Returns whether this is the dynamic loader or the vDSO, judged by its file name.
     fn is_loader_or_vdso(&self) -> bool {
         let path = self.path().to_bytes();
         let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
@@ -250,13 +252,13 @@ impl ElfObject {
     }
 }
 
-/// Hash of a name as `DT_GNU_HASH` uses it.
+/// Returns the hash of a name as `DT_GNU_HASH` uses it.
 fn gnu_hash(name: &[u8]) -> u32 {
     let step = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add((*byte).into());
     name.iter().fold(5381, step)
 }
 
-/// Start of the page that contains an address.
+/// Returns the start of the page that contains an address.
 fn page_start(address: usize) -> usize {
     address & !(PAGE_SIZE - 1)
 }

@@ -43,8 +43,9 @@ pub(super) fn exchange_word(object: &ElfObject, word: usize, from: usize, to: us
     exchanged.is_ok()
 }
 
-/// Whether a word can be written; the program may have made its data read-only. `FUTEX_WAKE_OP` of futex(2) tests this:
-/// the kernel atomically adds 0 to the word, and fails with EFAULT if the word is read-only. It wakes no thread.
+/// Returns whether a word can be written; the program may have made its data read-only. `FUTEX_WAKE_OP` of futex(2)
+/// tests this: the kernel atomically adds 0 to the word, and fails with EFAULT if the word is read-only. It wakes no
+/// thread.
 fn can_write(word: usize) -> bool {
     const ADD_NOTHING: u32 = (libc::FUTEX_OP_ADD as u32) << 28;
     let (nothing, wake_none) = (0_u32, 0_usize);

@@ -52,20 +52,20 @@ pub(crate) struct ClaimedCell<'a> {
 
 impl Bucket {
     /// Claims an empty cell for a sample. `None` if all are in use.
-    pub(crate) fn claim_empty(&self, address: usize) -> Option<ClaimedCell<'_>> {
-        self.claim_where(0, address)
+    pub(crate) fn claim_empty_cell(&self, address: usize) -> Option<ClaimedCell<'_>> {
+        self.claim_cell_holding(0, address)
     }
 
     /// Claims the cell of the sample at an address. `None` if there is no such sample, or another thread has claimed
     /// its cell.
-    pub(crate) fn claim_sample(&self, address: usize) -> Option<ClaimedCell<'_>> {
-        self.claim_where(address, address)
+    pub(crate) fn claim_sample_cell(&self, address: usize) -> Option<ClaimedCell<'_>> {
+        self.claim_cell_holding(address, address)
     }
 
     /// Claims a cell that holds `from`, which is 0 or `address`. Starts with the cell for the address's offset:
     /// neighbouring blocks share a bucket, and rarely collide if each starts elsewhere. `None` if no cell holds `from`.
     #[inline(always)]
-    fn claim_where(&self, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
+    fn claim_cell_holding(&self, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
         let first = AddressHash::new(address).block_bits(WAYS.ilog2());
         self.claim_way(first, from, address)
             .or_else(|| self.claim_other_way(first, from, address))
@@ -119,7 +119,7 @@ impl Bucket {
                         }
                     }
                     address => {
-                        if let Some(claim) = self.claim_sample(address) {
+                        if let Some(claim) = self.claim_sample_cell(address) {
                             drained(&claim);
                         }
                     }
@@ -130,7 +130,7 @@ impl Bucket {
     }
 
     /// Empties the cells that other threads have claimed.
-    pub(crate) fn clear_claimed(&self) {
+    pub(crate) fn clear_claimed_cells(&self) {
         for (cell, _) in self.cells() {
             if cell.load(Relaxed) & CLAIMED != 0 {
                 cell.store(0, Release);
@@ -139,7 +139,7 @@ impl Bucket {
     }
 
     /// Visits each sample with its address. May miss samples that are inserted or removed during the visits.
-    pub(crate) fn visit(&self, mut visit: impl FnMut(usize, Sample)) {
+    pub(crate) fn visit_samples(&self, mut visit: impl FnMut(usize, Sample)) {
         for (cell, data) in self.cells() {
             let version = data.version.load(Acquire);
             let address = cell.load(Relaxed);
@@ -159,7 +159,7 @@ impl Bucket {
 }
 
 impl ClaimedCell<'_> {
-    /// Address of the sampled block.
+    /// Returns the address of the sampled block.
     pub(crate) fn address(&self) -> usize {
         self.address
     }
@@ -189,7 +189,7 @@ impl CellData {
     fn write(&self, sample: Sample) {
         let version = self.version.load(Relaxed);
         self.version.store(version.wrapping_add(1), Relaxed);
-        // Pairs with the fence in `visit`: a reader that loads a value stored below also sees the new version.
+        // Pairs with the fence in `visit_samples`: a reader that loads a value stored below also sees the new version.
         fence(Release);
         self.size.store(sample.size, Relaxed);
         self.record.store(sample.record, Relaxed);

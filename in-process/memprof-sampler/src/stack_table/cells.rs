@@ -10,7 +10,8 @@ use super::counts::{live_counts, was_live_at_peak};
 use super::life::Life;
 use super::record::{MAX_FRAMES, StackRecord, StackRecordId};
 use super::segments::{
-    HASH, LIFE, PEAK, PEAK_BYTES, PEAK_OBJECTS, SHAPE, TOTAL_BYTES, TOTAL_OBJECTS, frames, word,
+    HASH, LIFE, PEAK, PEAK_BYTES, PEAK_OBJECTS, SHAPE, TOTAL_BYTES, TOTAL_OBJECTS, frame_words,
+    word,
 };
 use crate::address_hash::mix;
 use crate::tally;
@@ -27,8 +28,8 @@ pub(super) const VACANT: u64 = u32::MAX as u64;
 
 /// Stack and size class that identify a record.
 pub(super) struct StackKey<'a> {
-    /// Size class in the upper half, number of frames in the lower.
     pub(super) frames: &'a [usize],
+    /// Size class in the upper half, number of frames in the lower.
     pub(super) shape: u64,
     pub(super) hash: u64,
 }
@@ -93,14 +94,14 @@ impl<'a> MappedTable<'a> {
         None
     }
 
-    /// Whether a record has the stack and size class of a key. The caller must be a user of the record.
+    /// Returns whether a record has the stack and size class of a key. The caller must be a user of the record.
     pub(super) fn has_key(self, record: u32, key: &StackKey<'_>) -> bool {
         let has = |index: usize, value: u64| {
             word(self.words, record, index).is_some_and(|word| word.load(Relaxed) == value)
         };
         has(HASH, key.hash)
             && has(SHAPE, key.shape)
-            && frames(self.words, record)
+            && frame_words(self.words, record)
                 .zip(key.frames)
                 .all(|(word, frame)| word.load(Relaxed) == *frame as u64)
     }
@@ -133,7 +134,7 @@ impl<'a> MappedTable<'a> {
     }
 
     /// Reads a record without becoming its user. `None` if it is evicted, before or during the read.
-    pub(super) fn read(
+    pub(super) fn read_record(
         self,
         record: u32,
         buffer: &mut [u64; MAX_FRAMES],
@@ -146,7 +147,7 @@ impl<'a> MappedTable<'a> {
             for (frame, word) in buffer
                 .get_mut(..count)?
                 .iter_mut()
-                .zip(frames(self.words, record))
+                .zip(frame_words(self.words, record))
             {
                 *frame = word.load(Relaxed);
             }

@@ -40,7 +40,7 @@ pub(super) fn live_counts(words: &[AtomicU64], record: u32) -> Option<[u64; 2]> 
     ])
 }
 
-/// Whether an idle record had live samples at the last peak. Profiles with a tally show these.
+/// Returns whether an idle record had live samples at the last peak. Profiles with a tally show these.
 pub(super) fn was_live_at_peak(words: &[AtomicU64], record: u32) -> bool {
     let has =
         |index, value| word(words, record, index).is_some_and(|word| word.load(Relaxed) == value);

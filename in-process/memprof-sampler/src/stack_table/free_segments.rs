@@ -25,7 +25,7 @@ impl FreeSegments {
             link.store(head & u64::from(u32::MAX), Relaxed);
             match self
                 .0
-                .compare_exchange(head, with_first(head, first), Release, Relaxed)
+                .compare_exchange(head, head_with_first(head, first), Release, Relaxed)
             {
                 Ok(_) => return,
                 Err(other) => head = other,
@@ -44,7 +44,7 @@ impl FreeSegments {
             let second = next(first)?.load(Relaxed) as u32;
             match self
                 .0
-                .compare_exchange(head, with_first(head, second), Acquire, Acquire)
+                .compare_exchange(head, head_with_first(head, second), Acquire, Acquire)
             {
                 Ok(_) => return Some(first),
                 Err(other) => head = other,
@@ -54,6 +54,6 @@ impl FreeSegments {
 }
 
 /// Returns the head with another first segment and an incremented count of changes.
-fn with_first(head: u64, first: u32) -> u64 {
+fn head_with_first(head: u64, first: u32) -> u64 {
     (head >> 32).wrapping_add(1) << 32 | u64::from(first)
 }

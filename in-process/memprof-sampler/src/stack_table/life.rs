@@ -51,7 +51,7 @@ impl Life {
         generation_of(self.0.fetch_sub(1, Release))
     }
 
-    /// Generation of the record if it has no user. `None` if it has one, or is evicted.
+    /// Returns the generation of the record if it has no user. `None` if it has one, or is evicted.
     pub(crate) fn idle_generation(&self) -> Option<u32> {
         let bits = self.0.load(Acquire);
         let is_idle = bits & USERS_MASK == 0 && bits != 0;
@@ -69,7 +69,7 @@ impl Life {
         is_evicted
     }
 
-    /// Generation of the record; 0 if it is evicted.
+    /// Returns the generation of the record; 0 if it is evicted.
     pub(crate) fn generation(&self) -> u32 {
         generation_of(self.0.load(Acquire))
     }

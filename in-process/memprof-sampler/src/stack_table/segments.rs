@@ -84,7 +84,7 @@ impl FrameCursor {
 }
 
 /// Returns the offset of a word from the start of the segments, in bytes.
-pub(super) fn offset(segment: u32, index: usize) -> u64 {
+pub(super) fn word_offset(segment: u32, index: usize) -> u64 {
     8 * (u64::from(segment) * SEGMENT_WORDS as u64 + index as u64)
 }
 
@@ -94,7 +94,7 @@ pub(super) fn word(words: &[AtomicU64], segment: u32, index: usize) -> Option<&A
 }
 
 /// Iterates over the words of a record's frames, including the unused words at the end of its last segment.
-pub(super) fn frames(words: &[AtomicU64], record: u32) -> impl Iterator<Item = &AtomicU64> {
+pub(super) fn frame_words(words: &[AtomicU64], record: u32) -> impl Iterator<Item = &AtomicU64> {
     let mut cursor = FrameCursor::new(record);
     let next = |segment| Some(word(words, segment, NEXT)?.load(Relaxed));
     core::iter::from_fn(move || {
@@ -131,10 +131,10 @@ impl Segments {
     }
 
     /// Returns a free segment, or else one that was never used. `None` if all are in use.
-    // Checked first, so that `used` grows at most by one per thread beyond the limit.
     fn allocate_one(&self, words: &[AtomicU64]) -> Option<u32> {
         let free = self.free.pop(|segment| word(words, segment, NEXT));
         free.or_else(|| {
+            // Checked first, so that `used` grows at most by one per thread beyond the limit.
             if self.used.load(Relaxed) >= SEGMENT_COUNT {
                 return None;
             }
@@ -158,8 +158,8 @@ impl Segments {
         self.free.push(chain, last, next);
     }
 
-    /// Size of all segments that were ever used, in bytes.
-    pub(super) fn bytes(&self) -> usize {
+    /// Returns the size of all segments that were ever used, in bytes.
+    pub(super) fn used_bytes(&self) -> usize {
         self.used.load(Relaxed).min(SEGMENT_COUNT) * SEGMENT_WORDS * size_of::<u64>()
     }
 

@@ -3,7 +3,7 @@
 use gimli::{CfaRule, EhFrame, Register, RegisterRule, UnwindExpression, X86_64};
 
 use super::Bytes;
-use crate::expression::evaluate;
+use crate::expression::evaluate_expression;
 use crate::register_file::{CALLEE_SAVED, RegisterFile};
 use crate::rule::{BP_LIMIT, CFA_LIMIT, Cfa, Rule, SavedBp};
 use crate::walk::StackReader;
@@ -25,7 +25,7 @@ pub(super) struct RegisterRules {
 const BP: usize = 1;
 
 impl RegisterRules {
-    /// Rules before any instruction: registers are unchanged, and the return address is undefined.
+    /// Creates the rules before any instruction: registers are unchanged, and the return address is undefined.
     pub(super) fn new() -> Self {
         Self {
             cfa: CfaRule::default(),
@@ -35,8 +35,8 @@ impl RegisterRules {
         }
     }
 
-    /// Rule of a register. `None` for a register that is not tracked.
-    pub(super) fn rule_of(&mut self, register: Register) -> Option<&mut RegisterRule<usize>> {
+    /// Returns the rule of a register, to change it. `None` for a register that is not tracked.
+    pub(super) fn rule_mut(&mut self, register: Register) -> Option<&mut RegisterRule<usize>> {
         match register {
             X86_64::RA => Some(&mut self.return_address),
             X86_64::RSP => Some(&mut self.sp),
@@ -48,7 +48,8 @@ impl RegisterRules {
     }
 
     /// Returns the caller's registers. `None` if its stack pointer or program counter cannot be found. Other registers
-    /// that cannot be found become unknown.
+    /// that cannot be found become unknown. An undefined return address means the outermost frame: the program counter
+    /// is then 0.
     pub(super) fn caller_registers(
         &self,
         eh_frame: &EhFrame<Bytes<'_>>,
@@ -67,7 +68,7 @@ impl RegisterRules {
             }
             CfaRule::Expression(expression) => {
                 let bytes = expression_bytes(expression, eh_frame)?;
-                evaluate(bytes, None, callee, memory)?
+                evaluate_expression(bytes, None, callee, memory)?
             }
         };
         let mut find = |rule: &RegisterRule<usize>, register| match rule {
@@ -78,12 +79,12 @@ impl RegisterRules {
             RegisterRule::Register(other) => callee.get(*other),
             RegisterRule::Expression(expression) => {
                 let bytes = expression_bytes(expression, eh_frame)?;
-                let address = evaluate(bytes, Some(cfa), callee, memory)?;
+                let address = evaluate_expression(bytes, Some(cfa), callee, memory)?;
                 memory.read_word(address)
             }
             RegisterRule::ValExpression(expression) => {
                 let bytes = expression_bytes(expression, eh_frame)?;
-                evaluate(bytes, Some(cfa), callee, memory)
+                evaluate_expression(bytes, Some(cfa), callee, memory)
             }
             _ => None,
         };
@@ -176,7 +177,8 @@ fn cfa_from_expression(expression: &[u8]) -> Option<Cfa> {
             let below = 0x80 - i64::from(offset);
             Some(Cfa::BelowBp(bytes_to_words(below, CFA_LIMIT)?))
         }
-        // .plt of GNU ld, gold, lld and mold: rsp + 8 + ((rip & 15 >= byte) << 3).
+        // .plt of GNU ld, gold, lld and mold: rsp + 8 + ((rip & 15 >= byte) << 3), as breg7 8, breg16 0, lit15, and,
+        // lit(byte), ge, lit3, shl, plus.
         [
             0x77,
             8,

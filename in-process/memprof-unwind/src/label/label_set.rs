@@ -32,14 +32,14 @@ impl<'a> LabelSet<'a> {
     }
 
     /// Adds a label. A later label with the same key replaces an earlier one. A value that does not fit is cut between
-    /// two characters. If the set is full, the label is omitted. The value may be inconsistent if a signal interrupted
-    /// its thread while it changed it.
+    /// two characters. If the set is full, the label is omitted. The value may be inconsistent if this runs in a signal
+    /// handler that interrupted the thread while it changed the value.
     ///
     /// # Safety
     /// The `length` bytes from `value` on, and the eight bytes before them, are readable.
     #[inline(always)]
-    pub(super) unsafe fn add(&mut self, key: u8, value: usize, length: usize) {
-        self.remove(key);
+    pub(super) unsafe fn add_label(&mut self, key: u8, value: usize, length: usize) {
+        self.remove_label(key);
         let available = (SET_WORDS - self.length.min(SET_WORDS)) * WORD;
         let mut kept = length;
         if HEAD + length > available {
@@ -47,7 +47,7 @@ impl<'a> LabelSet<'a> {
                 return;
             }
             // SAFETY: the value is longer than `available - HEAD`, and the caller guarantees that it is readable.
-            kept = unsafe { truncate_at_char(value, available - HEAD) };
+            kept = unsafe { truncated_length(value, available - HEAD) };
         }
         let (start, size) = (value.wrapping_sub(HEAD), HEAD + kept);
         let count = size.div_ceil(WORD);
@@ -74,7 +74,7 @@ impl<'a> LabelSet<'a> {
 
     /// Removes the label with this key, and moves the later labels to its place. Does nothing if there is none.
     #[inline(always)]
-    fn remove(&mut self, key: u8) {
+    fn remove_label(&mut self, key: u8) {
         let mut index = 0;
         while let Some(head) = self.words().get(index) {
             let [found, length, ..] = head.to_le_bytes();
@@ -92,7 +92,7 @@ impl<'a> LabelSet<'a> {
     /// Returns the encoded labels: the words that were written so far.
     pub(super) fn words(&self) -> &[u64] {
         let written = self.words.get(..self.length).unwrap_or_default();
-        // SAFETY: `add` has initialized the first `length` words.
+        // SAFETY: `add_label` has initialized the first `length` words.
         unsafe { slice::from_raw_parts(written.as_ptr().cast(), written.len()) }
     }
 }
@@ -102,7 +102,7 @@ impl<'a> LabelSet<'a> {
 /// # Safety
 /// `max + 1` bytes from `value` on are readable.
 #[cold]
-unsafe fn truncate_at_char(value: usize, max: usize) -> usize {
+unsafe fn truncated_length(value: usize, max: usize) -> usize {
     let continues = |index: usize| {
         // SAFETY: `index` is at most `max`, and the caller guarantees that `max + 1` bytes are readable.
         let byte: u8 = unsafe { read_once(value.wrapping_add(index)) };
@@ -175,7 +175,7 @@ pub(super) mod tests {
         let bytes = [&[0xff; WORD], value.as_bytes()].concat();
         let start = bytes.as_ptr().expose_provenance();
         // SAFETY: `bytes` holds the value and eight bytes before it.
-        unsafe { set.add(key, start + WORD, value.len()) };
+        unsafe { set.add_label(key, start + WORD, value.len()) };
     }
 
     #[test]

@@ -66,7 +66,7 @@ impl LabelSetTable {
     /// Returns the id of a set, from 1 on. Inserts the set if it is new. `None` if no cell is free.
     #[inline(always)]
     fn find_or_insert(&self, words: &[u64]) -> Option<u32> {
-        let hash = hash(words);
+        let hash = hash_words(words);
         for probe in 0..CELL_COUNT {
             let index = (hash as usize).wrapping_add(probe) % CELL_COUNT;
             let cell = self.cells.get(index)?;
@@ -91,7 +91,7 @@ impl LabelSetTable {
                     }
                 }
             }
-            if known == hash && cell.may_equal(words) {
+            if known == hash && cell.may_hold_words(words) {
                 return Some(index as u32 + 1);
             }
         }
@@ -130,7 +130,7 @@ impl LabelSetCell {
     /// Returns whether the cell holds these words. If the cell is being written, counts an equal hash as equal instead
     /// of waiting: the writer may be this thread, interrupted by a signal.
     #[inline(always)]
-    fn may_equal(&self, words: &[u64]) -> bool {
+    fn may_hold_words(&self, words: &[u64]) -> bool {
         match self.length.load(Acquire) as usize {
             0 => true,
             length => {
@@ -143,7 +143,7 @@ impl LabelSetCell {
 
 /// Hashes the words of a set; never 0. No set is a prefix of another, because each label stores its length.
 #[inline(always)]
-fn hash(words: &[u64]) -> u64 {
+fn hash_words(words: &[u64]) -> u64 {
     let step = |hash: u64, word: &u64| {
         let hash = (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         hash ^ (hash >> 29)

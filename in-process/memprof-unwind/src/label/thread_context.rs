@@ -48,7 +48,7 @@ impl ContextCell {
         self.module.store(context.module, Relaxed);
     }
 
-    /// Whether the cell has a context, and was not cleared.
+    /// Returns whether the cell has a context.
     pub(super) fn is_set(&self) -> bool {
         self.module.load(Relaxed) != 0
     }
@@ -61,7 +61,7 @@ impl ContextCell {
         if module == 0 {
             return None;
         }
-        let variables = thread_variables(module)?;
+        let variables = tls_block_address(module)?;
         let variable = variables.checked_add(self.offset.load(Relaxed))?;
         // Module 1 is the executable. Its variables are in the thread's own TLS block, next to the control block, so
         // they are readable while the thread runs.
@@ -71,14 +71,14 @@ impl ContextCell {
         }
         // SAFETY: an aligned word, checked to be readable.
         let record = unsafe { ptr::with_exposed_provenance::<usize>(variable).read_volatile() };
-        ContextRecord::parse(record, variable)
+        ContextRecord::read_at(record, variable)
     }
 }
 
-/// Returns the address of the calling thread's variables of a library (ELF Handling For Thread-Local Storage, 3;
-/// glibc's `dtv_t`). `None` if they are not allocated.
+/// Returns the address of the calling thread's TLS block of a library, by its module ID (ELF Handling For Thread-Local
+/// Storage, 3; glibc's `dtv_t`). `None` if the block is not allocated.
 #[inline(always)]
-fn thread_variables(module: usize) -> Option<usize> {
+fn tls_block_address(module: usize) -> Option<usize> {
     /// glibc's value for a block that is not allocated yet.
     const UNALLOCATED: usize = usize::MAX;
     let vector: *const [usize; 2];
@@ -107,9 +107,9 @@ pub(super) struct ContextRecord {
 
 impl ContextRecord {
     /// Reads the head of the record at `address`. `None` if there is no complete record. `known` is an address in a
-    /// page that is readable.
+    /// page that is known to be readable.
     #[inline(always)]
-    fn parse(address: usize, known: usize) -> Option<Self> {
+    fn read_at(address: usize, known: usize) -> Option<Self> {
         let mut record = Self {
             address,
             length: 0,
@@ -174,7 +174,7 @@ impl ContextRecord {
             if let Some(key) = key_position(index, keys) {
                 // SAFETY: the value is among the bytes that `can_read` checked. So are the eight bytes before it, which
                 // are at least part of the record's head.
-                unsafe { set.add(key, address, length) };
+                unsafe { set.add_label(key, address, length) };
             }
             address = address.wrapping_add(length);
             remaining = rest;
@@ -226,7 +226,7 @@ mod tests {
         let mut buffer = [MaybeUninit::uninit(); SET_WORDS];
         let mut set = LabelSet::new(&mut buffer);
         if let Some(mut record) =
-            ContextRecord::parse(record.as_ptr().expose_provenance(), record.as_ptr().addr())
+            ContextRecord::read_at(record.as_ptr().expose_provenance(), record.as_ptr().addr())
         {
             // In the record, 7 is the index of the first recorded key, and 3 that of the second.
             let keys = [7, 3, NONE, NONE, NONE, NONE, NONE, NONE];
@@ -315,7 +315,7 @@ mod tests {
         check(&long, &[(0, core::str::from_utf8(&[7; 7]).unwrap())]);
         for wild in [1, 0x1000, usize::MAX - 8, 1 << 63, 0x4d50_0000_0000_0001] {
             assert!(
-                ContextRecord::parse(wild, long.as_ptr().addr()).is_none(),
+                ContextRecord::read_at(wild, long.as_ptr().addr()).is_none(),
                 "{wild:#x}"
             );
         }

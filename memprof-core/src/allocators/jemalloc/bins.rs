@@ -30,7 +30,7 @@ impl Jemalloc {
     /// the errno of the first mallctl that jemalloc refuses.
     pub(crate) fn read_bins(&self) -> Result<Vec<Bin>, Errno> {
         // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
-        let size = |name: &str| Ok(self.read_by_name::<usize>(name)? as u64);
+        let size = |name: &str| Ok(self.read_mallctl::<usize>(name)? as u64);
         let bin = |index: u32| {
             Ok(Bin {
                 size: size(&format!("arenas.bin.{index}.size"))?,
@@ -39,13 +39,14 @@ impl Jemalloc {
                 slab_size: size(&format!("arenas.bin.{index}.slab_size"))?,
             })
         };
-        (0..self.read_by_name::<u32>("arenas.nbins")?)
+        (0..self.read_mallctl::<u32>("arenas.nbins")?)
             .map(bin)
             .collect()
     }
 
-    /// Reads the mallctl `name`, which may contain an index. Fails with EINVAL if it contains a NUL.
-    pub(super) fn read_by_name<T: Value>(&self, name: &str) -> Result<T, Errno> {
+    /// Reads the integer value of the mallctl `name`. Takes a `str`, because many names contain an index and are
+    /// formatted. Fails with EINVAL if the name contains a NUL, or else with jemalloc's errno.
+    pub(super) fn read_mallctl<T: Value>(&self, name: &str) -> Result<T, Errno> {
         let name = CString::new(name).map_err(|_| Errno::INVAL)?;
         self.mallctl.read(&name)
     }

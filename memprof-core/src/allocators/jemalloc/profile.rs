@@ -6,7 +6,7 @@ use std::time::Instant;
 use memprof_own::StdioGuard;
 
 use super::Jemalloc;
-use crate::dumps::heap::{ProfileSummary, summarize};
+use crate::dumps::heap::{ProfileSummary, summarize_heap_v2};
 use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -26,7 +26,7 @@ impl Jemalloc {
         let dumped = self.mallctl.write_path(c"prof.dump", &path);
         let stall = start.elapsed();
         dumped.map_err(|errno| {
-            write_error(scratch).unwrap_or_else(|| Error::mallctl("prof.dump", errno))
+            find_write_error(scratch).unwrap_or_else(|| Error::refused_mallctl("prof.dump", errno))
         })?;
         Ok(ProfileSummary {
             stall: Some(stall),
@@ -35,25 +35,26 @@ impl Jemalloc {
     }
 }
 
-/// `Io` error with the kernel's reason why jemalloc cannot write. `None` if writing works.
-fn write_error(scratch: &Scratch) -> Option<Error> {
+/// Tries to write to `scratch` as jemalloc did, and returns an `Io` error with the kernel's errno if that fails. `None`
+/// if it works.
+fn find_write_error(scratch: &Scratch) -> Option<Error> {
     let errno = scratch.probe_write_errno()?;
-    Some(Error::new(ErrorKind::Io, "jemalloc failed to write the dump").errno(errno))
+    Some(Error::new(ErrorKind::Io, "jemalloc failed to write the dump").with_errno(errno))
 }
 
-/// Reads the profile back and summarizes it.
+/// Reads the profile back, checks that it is complete, and summarizes it.
 ///
 /// # Errors
 /// `Io`: the profile cannot be read, or the kernel refused a write and jemalloc did not report it. `Allocator`: the
 /// profile is malformed.
 fn check_profile(scratch: &Scratch) -> Result<ProfileSummary> {
     let read_error = |error: io::Error| Error::io("read the dump back", &error);
-    let file = scratch.rewind().map_err(read_error)?;
-    let summary = summarize(BufReader::with_capacity(1 << 16, file));
+    let file = scratch.rewound_file().map_err(read_error)?;
+    let summary = summarize_heap_v2(BufReader::with_capacity(1 << 16, file));
     // jemalloc ignores short writes, so the profile may end after any line.
     let write_failure = match &summary {
-        Ok(summary) if !summary.has_mappings => write_error(scratch),
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => write_error(scratch),
+        Ok(summary) if !summary.has_mappings => find_write_error(scratch),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => find_write_error(scratch),
         Ok(_) | Err(_) => None,
     };
     if let Some(error) = write_failure {

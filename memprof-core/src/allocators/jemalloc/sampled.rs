@@ -27,28 +27,28 @@ struct HeapCounts {
 }
 
 impl Jemalloc {
-    /// Estimates the sampled objects and their memory. `None` if nothing can have been sampled, or statistics are
-    /// missing. `totals` must have been read just before, so that all counts describe the same moment.
+    /// Estimates the sampled objects and their memory. `None` if jemalloc was started without profiling, or lacks a
+    /// statistic. `totals` must have been read just before, so that all counts describe the same moment.
     pub(crate) fn sampled_objects(&self, totals: &HeapTotals) -> Option<SampledObjects> {
         if !self.opt_prof {
             return None;
         }
-        let counts = self.heap_counts().ok()?;
+        let counts = self.read_heap_counts().ok()?;
         Some(estimate_sampled_objects(&counts, totals.active))
     }
 
     /// Reads the counts for the estimate, as of the last refresh (`epoch`). Fails with the errno of the first mallctl
     /// that jemalloc refuses.
-    fn heap_counts(&self) -> Result<HeapCounts, Errno> {
+    fn read_heap_counts(&self) -> Result<HeapCounts, Errno> {
         // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
-        let size = |name: &str| Ok(self.read_by_name::<usize>(name)? as u64);
+        let size = |name: &str| Ok(self.read_mallctl::<usize>(name)? as u64);
         let bins = self.read_bins();
         let page = size("arenas.page")?;
         let is_on = |name: &CStr| self.mallctl.read_bool(name);
         // A start option since 5.3; a build option before.
         let is_padded = is_on(c"opt.cache_oblivious").or_else(|_| is_on(c"config.cache_oblivious"));
-        let allocated = self.read_by_name::<u64>("stats.arenas.4096.large.nmalloc")?;
-        let freed = self.read_by_name::<u64>("stats.arenas.4096.large.ndalloc")?;
+        let allocated = self.read_mallctl::<u64>("stats.arenas.4096.large.nmalloc")?;
+        let freed = self.read_mallctl::<u64>("stats.arenas.4096.large.ndalloc")?;
         Ok(HeapCounts {
             page,
             pad: if is_padded? { page } else { 0 },

@@ -17,7 +17,7 @@ impl Jemalloc {
         self.opt_prof && self.mallctl.read_bool(c"prof.active").unwrap_or(false)
     }
 
-    /// Mean bytes between samples. `None` without profiling (`opt.prof`).
+    /// Mean bytes between samples. `None` without profiling (`opt.prof`), or if jemalloc does not report the interval.
     pub(crate) fn sample_interval(&self) -> Option<u64> {
         let lg_sample = self.lg_sample().filter(|_| self.opt_prof)?;
         1u64.checked_shl(lg_sample as u32)
@@ -27,13 +27,13 @@ impl Jemalloc {
     /// changes it through `prof.reset`. `None` keeps the interval and the samples. Returns warnings for the operator:
     /// that samples were dropped, and that running threads adopt a much shorter interval late. Fails if jemalloc cannot
     /// be profiled, or refuses.
-    pub(crate) fn activate(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
+    pub(crate) fn start_sampling(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         self.require_profiling()?;
         let mut warnings = Vec::new();
         let is_new = |interval: &SampleInterval| self.sample_interval() != Some(interval.bytes());
         if let Some(interval) = interval.filter(is_new) {
             let before = self.sample_interval().unwrap_or(0);
-            self.reset(Some(interval))?;
+            self.reset_samples(Some(interval))?;
             warnings.push("setting the sample interval dropped the samples so far".to_owned());
             if self.serves_program() {
                 let warning = slow_threads_warning(&self.identity, before, interval.bytes());
@@ -54,7 +54,7 @@ impl Jemalloc {
 
     /// Stops sampling. Does nothing if jemalloc was started without profiling. Fails if jemalloc refuses, or ignores
     /// it.
-    pub(crate) fn deactivate(&self) -> Result<()> {
+    pub(crate) fn stop_sampling(&self) -> Result<()> {
         if !self.opt_prof {
             return Ok(());
         }
@@ -63,7 +63,7 @@ impl Jemalloc {
 
     /// Drops all samples, and sets the interval if given. Otherwise the interval stays; fails if jemalloc does not
     /// report it.
-    pub(crate) fn reset(&self, interval: Option<SampleInterval>) -> Result<()> {
+    pub(crate) fn reset_samples(&self, interval: Option<SampleInterval>) -> Result<()> {
         self.require_profiling()?;
         let lg_sample = match interval {
             Some(interval) => Some(u64::from(interval.bytes().ilog2())),
@@ -75,7 +75,7 @@ impl Jemalloc {
         };
         self.mallctl
             .write(c"prof.reset", lg_sample as usize)
-            .map_err(|errno| Error::mallctl("prof.reset", errno))
+            .map_err(|errno| Error::refused_mallctl("prof.reset", errno))
     }
 
     /// Whether threads that start from now on are sampled (`prof.thread_active_init`). False without profiling. True if
@@ -87,7 +87,7 @@ impl Jemalloc {
 
     /// Whether some running threads may be unsampled, because they started while `prof.thread_active_init` was false.
     /// No other thread can change their own switch (jemalloc(3), `thread.prof.active`).
-    pub(crate) fn leaves_threads_out(&self) -> bool {
+    pub(crate) fn may_skip_threads(&self) -> bool {
         self.opt_prof && !self.samples_new_threads()
     }
 
@@ -96,7 +96,7 @@ impl Jemalloc {
     fn set_active(&self, active: bool) -> Result<()> {
         self.mallctl
             .write_bool(c"prof.active", active)
-            .map_err(|errno| Error::mallctl("prof.active", errno))?;
+            .map_err(|errno| Error::refused_mallctl("prof.active", errno))?;
         if self.is_active() != active {
             let message = format!("{} accepted prof.active and ignored it", self.identity);
             return Err(Error::allocator(message));

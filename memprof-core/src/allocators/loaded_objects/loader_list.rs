@@ -61,7 +61,7 @@ impl LoaderList {
         let mut listing = Self::default();
         // The first round only measures. Further rounds are needed if objects are loaded in between.
         while !listing.is_complete() || listing.entries.is_empty() {
-            listing.reserve_needed();
+            listing.clear_and_reserve();
             visit_objects(&ForkGuard::acquire(), &mut |object| {
                 listing.add_object(object);
             });
@@ -85,8 +85,8 @@ impl LoaderList {
         self.entries.len() == self.needed.entries
     }
 
-    /// Clears the copy, and reserves the memory that the last round needed.
-    fn reserve_needed(&mut self) {
+    /// Clears the copy and the counts of the last round, and reserves the memory that the last round needed.
+    fn clear_and_reserve(&mut self) {
         let needed = std::mem::take(&mut self.needed);
         self.entries.clear();
         self.headers.clear();
@@ -128,6 +128,7 @@ fn append<T: Copy>(all: &mut Vec<T>, more: &[T]) -> Range<usize> {
 }
 
 /// Visits each object of the loader's list, the program first, with the list's lock held. `visit` must not allocate.
+/// The guard delays forks, so that no child inherits that lock locked.
 pub(crate) fn visit_objects(_: &ForkGuard, mut visit: &mut dyn FnMut(ListedObject<'_>)) {
     // SAFETY: dl_iterate_phdr(3) calls `visit_entry` synchronously with this pointer.
     unsafe { libc::dl_iterate_phdr(Some(visit_entry), (&raw mut visit).cast()) };
@@ -155,7 +156,7 @@ unsafe extern "C" fn visit_entry(info: *mut dl_phdr_info, _: usize, visit: *mut 
         let notes = headers.iter().filter(|header| header.p_type == PT_NOTE);
         notes
             .filter_map(|header| memory_range(header, bias))
-            .filter(|notes| is_readable(notes, headers, bias))
+            .filter(|notes| is_in_readable_segment(notes, headers, bias))
             .find_map(|notes| {
                 // SAFETY: the range is inside a readable segment that the loader keeps mapped during the callback.
                 let notes = unsafe { slice::from_raw_parts(notes.start as *const u8, notes.len()) };
@@ -170,7 +171,7 @@ unsafe extern "C" fn visit_entry(info: *mut dl_phdr_info, _: usize, visit: *mut 
         labels: find_in_notes(LABELS)
             .and_then(labels_address)
             .filter(|start| {
-                is_readable(&(*start..start.saturating_add(LABELS_SIZE)), headers, bias)
+                is_in_readable_segment(&(*start..start.saturating_add(LABELS_SIZE)), headers, bias)
             }),
     });
     0
@@ -192,8 +193,8 @@ pub(crate) fn memory_range(header: &Elf64_Phdr, bias: usize) -> Option<Range<usi
     Some(start..start.checked_add(header.p_memsz as usize)?)
 }
 
-/// Whether a readable segment contains the whole range.
-fn is_readable(part: &Range<usize>, headers: &[Elf64_Phdr], bias: usize) -> bool {
+/// Whether a readable segment of the object with these headers, loaded at `bias`, contains the whole range `part`.
+fn is_in_readable_segment(part: &Range<usize>, headers: &[Elf64_Phdr], bias: usize) -> bool {
     headers
         .iter()
         .filter(|header| header.p_type == PT_LOAD && header.p_flags & PF_R != 0)
@@ -220,7 +221,7 @@ mod tests {
         listing.add_object(object(1, b"/a", Some(b"id")));
         assert!(!listing.is_complete());
         assert_eq!(listing.objects().count(), 0);
-        listing.reserve_needed();
+        listing.clear_and_reserve();
         listing.add_object(object(1, b"/a", Some(b"id")));
         assert!(listing.is_complete());
         let first = listing.objects().next().unwrap();

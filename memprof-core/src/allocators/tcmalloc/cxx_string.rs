@@ -64,11 +64,12 @@ impl CxxString {
         self.layout.as_ptr().cast()
     }
 
-    /// Content of the string. `None` if the fields are not those of a valid string.
+    /// Content of the string. `None` if the fields are not those of a valid string: the start is null, the length
+    /// exceeds the capacity, or the capacity exceeds `isize::MAX`.
     pub(super) fn bytes(&self) -> Option<&[u8]> {
         // SAFETY: the pointer is from `Box::leak`, and `&self` excludes C++ code that writes to it.
         let layout = unsafe { self.layout.as_ref() };
-        let capacity = if self.is_local() {
+        let capacity = if self.uses_local_buffer() {
             LOCAL_CAPACITY
         } else {
             layout.local[0]
@@ -81,7 +82,7 @@ impl CxxString {
     }
 
     /// Whether the bytes are in the string object itself, and not on the heap.
-    fn is_local(&self) -> bool {
+    fn uses_local_buffer(&self) -> bool {
         // SAFETY: the pointer is from `Box::leak`, and `&self` excludes C++ code that writes to it.
         let layout = unsafe { self.layout.as_ref() };
         ptr::eq(layout.start.cast(), &raw const layout.local)
@@ -91,7 +92,7 @@ impl CxxString {
 impl Drop for CxxString {
     /// Frees the string object, and also its buffer if C++ code allocated one.
     fn drop(&mut self) {
-        let is_local = self.is_local();
+        let is_local = self.uses_local_buffer();
         // SAFETY: the pointer is from `Box::leak` in `new`, and this is its only drop.
         let layout = unsafe { Box::from_raw(self.layout.as_ptr()) };
         if !is_local && !layout.start.is_null() {

@@ -68,7 +68,7 @@ impl Extension {
         Self { functions, missing }
     }
 
-    /// Reads a numeric property. `None` if this build lacks it.
+    /// Reads a numeric property. `None` if this build lacks it, or the function that reads properties.
     pub(super) fn get_property(&self, name: &CStr) -> Option<u64> {
         let get = self.functions.get?;
         let mut value = 0;
@@ -77,7 +77,7 @@ impl Extension {
         (known != 0).then_some(value as u64)
     }
 
-    /// Sets a numeric property. Returns false if this build lacks it.
+    /// Sets a numeric property. Returns false if this build lacks it, or the function that sets properties.
     pub(super) fn set_property(&self, name: &CStr, value: u64) -> bool {
         let Some(set) = self.functions.set else {
             return false;
@@ -118,7 +118,7 @@ impl Extension {
         !block.is_null() && owner == OWNED
     }
 
-    /// Version, such as `2.10`. `None` if the build lacks the function.
+    /// Major and minor version, such as `2.10`. `None` if the build lacks the function.
     pub(super) fn version(&self) -> Option<String> {
         let version = self.functions.version?;
         let (mut major, mut minor, mut patch) = (0, 0, ptr::null());

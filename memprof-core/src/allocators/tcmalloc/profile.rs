@@ -51,7 +51,7 @@ impl ProfileFunctions {
     /// `Unsupported`: the profiler, its functions for libstdc++'s `std::string`, or `operator delete` is missing.
     pub(super) fn find(symbols: &ObjectSymbols<'_>, allocator: &AllocatorIdentity) -> Result<Self> {
         let unsupported = |reason: &str, remedy: &str| {
-            Error::new(ErrorKind::Unsupported, format!("{allocator} {reason}")).remedy(remedy)
+            Error::new(ErrorKind::Unsupported, format!("{allocator} {reason}")).with_remedy(remedy)
         };
         if symbols.function_address(HEAP_PROFILER).is_none() {
             return Err(unsupported(
@@ -106,7 +106,7 @@ impl ProfileFunctions {
         // the process.
         require_allocatable(max_string_bytes(kind, heap, interval))?;
         let start = Instant::now();
-        let text = self.fetch_text(kind, allocator)?;
+        let text = self.fetch_profile(kind, allocator)?;
         let stall = start.elapsed();
         let damaged = || Error::allocator(format!("{allocator} damaged the string of its profile"));
         let text = text.bytes().ok_or_else(damaged)?;
@@ -118,22 +118,24 @@ impl ProfileFunctions {
         let invalid = |error: io::Error| Error::allocator(format!("{allocator}: {error}"));
         let summary = ProfileSummary {
             stall: Some(stall),
-            ..legacy::summarize(text, interval).map_err(invalid)?
+            ..legacy::summarize_legacy_profile(text, interval).map_err(invalid)?
         };
         let profile = &text[..summary.profile_len as usize];
-        write_text(profile, summary, scratch).map_err(|error| Error::io("write the dump", &error))
+        write_profile_text(profile, summary, scratch)
+            .map_err(|error| Error::io("write the dump", &error))
     }
 
     /// Makes tcmalloc write the profile's text to a C++ string.
     ///
     /// # Errors
     /// `Allocator`: tcmalloc has no instance.
-    fn fetch_text(&self, kind: ProfileKind, allocator: &AllocatorIdentity) -> Result<CxxString> {
+    fn fetch_profile(&self, kind: ProfileKind, allocator: &AllocatorIdentity) -> Result<CxxString> {
         // SAFETY: malloc_extension.h: the function takes no arguments.
         let instance = unsafe { (self.instance)() };
         if instance.is_null() {
             return Err(Error::allocator(format!("{allocator} has no instance")));
         }
+        // `Pinned` does not occur, because `Allocator::require_profile` refuses it.
         let fill = match kind {
             ProfileKind::Heap | ProfileKind::Pinned => self.heap_sample,
             ProfileKind::Growth => self.growth_stacks,
@@ -158,13 +160,13 @@ pub(super) fn max_string_bytes(kind: ProfileKind, heap: u64, interval: u64) -> u
 
 /// Writes the profile's text to `scratch`, and returns its summary with the written length. tcmalloc's header contains
 /// the current interval, which is 0 while sampling is off. Readers reject 0, so the summary's interval replaces it.
-fn write_text(
+fn write_profile_text(
     profile: &[u8],
     summary: ProfileSummary,
     scratch: &Scratch,
 ) -> io::Result<ProfileSummary> {
     const OFF: &[u8] = b"heap_v2/0";
-    let mut file = scratch.rewind()?;
+    let mut file = scratch.rewound_file()?;
     let end = memchr::memchr(b'\n', profile).unwrap_or(profile.len());
     let (header, stacks) = profile.split_at(end);
     let Some(header) = header.strip_suffix(OFF) else {

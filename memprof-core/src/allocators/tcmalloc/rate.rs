@@ -23,10 +23,10 @@ const UNSAMPLED_START: usize = 16 << 20;
 /// Size of the blocks that [`sample_first_thread`] allocates: the minimum by which tcmalloc's heap grows.
 const STEP: usize = 1 << 20;
 
-/// Makes tcmalloc sample the calling thread at once, once per `interval` bytes unless another interval is set. Called
-/// while the libraries are loaded: this thread started before tcmalloc read its environment, and would be unsampled for
-/// [`UNSAMPLED_START`] bytes, so it allocates that much here. Does nothing without tcmalloc, or if tcmalloc does not
-/// export its flag.
+/// Makes tcmalloc sample the calling thread from now on, once per `interval` bytes unless another interval is set.
+/// Called while the libraries are loaded: this thread started before tcmalloc read its environment, and would be
+/// unsampled for [`UNSAMPLED_START`] bytes, so it allocates and frees that much here. Does nothing without tcmalloc, or
+/// if tcmalloc does not export its flag.
 pub(crate) fn sample_first_thread(interval: u64) {
     // SAFETY: dlsym(3) gets a NUL-terminated name.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, FLAG.as_ptr()) } as usize;
@@ -35,7 +35,8 @@ pub(crate) fn sample_first_thread(interval: u64) {
     }
     // SAFETY: as in `RateSetting::find`.
     let flag = unsafe { AtomicI64::from_ptr(address as *mut i64) };
-    // Fails if an interval is set. tcmalloc's constructor, which may run later, stores that of the environment.
+    // Keeps an interval that is set already. tcmalloc's constructor, which may run later, stores that of the
+    // environment.
     let _kept = flag.compare_exchange(0, interval as i64, Ordering::Relaxed, Ordering::Relaxed);
     for _ in 0..=UNSAMPLED_START / STEP {
         // SAFETY: malloc(3) takes any size; `black_box` keeps the compiler from removing the pair.
@@ -68,7 +69,7 @@ impl RateSetting {
         let address = symbols.variable_address(FLAG).ok_or_else(|| {
             let message = format!("{allocator} does not let its sampling be switched");
             Error::new(ErrorKind::Unsupported, message)
-                .remedy("use libtcmalloc.so.4 of gperftools, unstripped")
+                .with_remedy("use libtcmalloc.so.4 of gperftools, unstripped")
         })?;
         if !address.is_multiple_of(align_of::<AtomicI64>()) {
             let message = format!("{allocator} has no aligned int64 where its flag should be");

@@ -35,9 +35,9 @@ pub(super) struct ForkedChild {
 }
 
 impl ForkedChild {
-    /// Forks a child that calls `run` and exits. `run` must only make system calls, because threads that do not exist in
-    /// the child may hold any lock. Tries clone3 and then clone, as the C library does to create a thread, because filters
-    /// allow that.
+    /// Forks a child that calls `run` and exits. `run` must only make system calls, because threads that do not exist
+    /// in the child may hold any lock. Not by fork(3), which would run the program's fork handlers. Tries clone3 and
+    /// then clone, as the C library does to create a thread, because filters allow what creates threads.
     pub(super) fn fork(run: impl FnOnce()) -> io::Result<Self> {
         let mut descriptor: c_int = -1;
         let descriptor_address = &raw mut descriptor;
@@ -76,8 +76,9 @@ impl ForkedChild {
         self.pid
     }
 
-    /// Returns whether the child has exited, or does so within `timeouts`, one after the other.
-    pub(super) fn has_exited(&self, timeouts: &[Timespec]) -> io::Result<bool> {
+    /// Waits until the child has exited, but not longer than all `timeouts`, one after the other. Returns whether it
+    /// has.
+    pub(super) fn wait_for_exit(&self, timeouts: &[Timespec]) -> io::Result<bool> {
         let mut polled = [PollFd::new(&self.exit, PollFlags::IN)];
         for timeout in timeouts {
             loop {
@@ -99,8 +100,8 @@ impl ForkedChild {
     }
 }
 
-/// Closes the descriptors below `end`, in a forked child: one that the filter holds must not keep the program's files and
-/// sockets open. Every program closes descriptors, so its filter allows close(2).
+/// Closes all descriptors below `end` in a forked child, because a child that the filter holds must not keep the
+/// program's files and sockets open. Every program closes descriptors, so its filter allows close(2).
 pub(super) fn close_descriptors(end: c_long) {
     for descriptor in 0..end {
         // SAFETY: close(2) in the child, which uses no descriptor.
@@ -108,7 +109,7 @@ pub(super) fn close_descriptors(end: c_long) {
     }
 }
 
-/// Ends the child.
+/// Ends the child without exit handlers. If a filter refuses every call for that, sleeps for ever.
 fn exit_child() -> ! {
     // A filter may refuse exit_group(2) with an error. The child has one thread, so exit(2) ends it too.
     for number in [libc::SYS_exit_group, libc::SYS_exit] {

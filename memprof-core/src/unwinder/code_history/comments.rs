@@ -35,7 +35,7 @@ pub(crate) struct ChangedCode {
 impl ChangedCode {
     /// Lists the addresses of code that changed, up to the history's last update. If another thread keeps the history
     /// locked, all addresses count as changed.
-    pub(crate) fn now() -> Self {
+    pub(crate) fn from_history() -> Self {
         let _reading = ForkGuard::acquire();
         let ranges = match lock_history() {
             Some(history) => changed_segments(&history)
@@ -43,11 +43,11 @@ impl ChangedCode {
                 .collect(),
             None => std::iter::once(0..u64::MAX).collect(),
         };
-        Self::new(ranges)
+        Self::from_ranges(ranges)
     }
 
     /// Sorts the ranges, and joins those that overlap or touch.
-    fn new(mut ranges: Vec<Range<u64>>) -> Self {
+    fn from_ranges(mut ranges: Vec<Range<u64>>) -> Self {
         ranges.sort_by_key(|range| range.start);
         ranges.dedup_by(|next, range| {
             let is_joined = next.start <= range.end;
@@ -63,6 +63,7 @@ impl ChangedCode {
     pub(crate) fn frames_to_write<'a>(&self, frames: &'a [u64]) -> &'a [u64] {
         let code = without_code_generation(frames);
         let is_changed = |frame: &u64| {
+            // A frame is a return address: after a call at the end of a range, it is the range's end.
             let after = self.ranges.partition_point(|range| range.start < *frame);
             after > 0 && *frame <= self.ranges[after - 1].end
         };
@@ -73,15 +74,15 @@ impl ChangedCode {
     }
 }
 
-/// Returns the comment lines about code that was unloaded, or loaded in a later generation than the first. Empty if
-/// there is no such code, or if another thread keeps the history locked. `is_marked` means that every stack has its
-/// generation, as memprof's sampler ensures.
-pub(crate) fn comment_lines(is_marked: bool) -> Vec<String> {
+/// Updates the history, and returns the comment lines about code that was unloaded, or loaded in a later generation
+/// than the first. Empty if there is no such code, or if another thread keeps the history locked. `is_marked` means
+/// that every stack has its generation, as memprof's sampler ensures.
+pub(crate) fn history_comment_lines(is_marked: bool) -> Vec<String> {
     let reading = ForkGuard::acquire();
     let Some(mut history) = lock_history() else {
         return Vec::new();
     };
-    history.update(&reading);
+    history.update_if_changed(&reading);
     let marks = match is_marked || walked_every_stack() {
         true => "marked",
         false => "unmarked",
@@ -89,7 +90,7 @@ pub(crate) fn comment_lines(is_marked: bool) -> Vec<String> {
     let mut changed = changed_segments(&history).peekable();
     let header = format!("# code generations: {} {marks}", history.generation + 1);
     let header = changed.peek().map(|_| header);
-    let lines = changed.map(|segment| history.comment_line(segment));
+    let lines = changed.map(|segment| history.segment_line(segment));
     header.into_iter().chain(lines).collect()
 }
 
@@ -113,7 +114,7 @@ fn lock_history() -> Option<MutexGuard<'static, CodeHistory>> {
 
 impl CodeHistory {
     /// Formats the comment line of a segment: `# loaded:` or `# unloaded:`, as the head of this file shows them.
-    fn comment_line(&self, segment: &CodeSegment) -> String {
+    fn segment_line(&self, segment: &CodeSegment) -> String {
         let CodeSegment {
             start,
             end,
@@ -125,7 +126,7 @@ impl CodeHistory {
         if segment.is_loaded {
             return format!("# loaded: {first} {start:x}-{end:x}");
         }
-        let id = self.text(segment.build_id).iter();
+        let id = self.recorded_text(segment.build_id).iter();
         let id: String = id.map(|byte| format!("{byte:02x}")).collect();
         let id = if id.is_empty() { "-" } else { &id };
         let path = self.current_path(segment, id != "-");
@@ -136,7 +137,7 @@ impl CodeHistory {
     /// may be there now. A relative path alone does not identify the file, because the working directory may have
     /// changed, so it needs a build id.
     fn current_path(&self, segment: &CodeSegment, has_build_id: bool) -> String {
-        let path = Path::new(OsStr::from_bytes(self.text(segment.path)));
+        let path = Path::new(OsStr::from_bytes(self.recorded_text(segment.path)));
         let absolute = std::path::absolute(path);
         let text = absolute.as_deref().unwrap_or(path).display().to_string();
         let changed = std::fs::metadata(path)
@@ -157,7 +158,8 @@ mod tests {
 
     #[test]
     fn generation_is_written_only_with_changed_code() {
-        let changed = ChangedCode::new(vec![0x9000..0xa000, 0x3000..0x4000, 0x3800..0x5000]);
+        let changed =
+            ChangedCode::from_ranges(vec![0x9000..0xa000, 0x3000..0x4000, 0x3800..0x5000]);
         assert_eq!(changed.ranges, [0x3000..0x5000, 0x9000..0xa000]);
         let check = |frames: &[u64], is_written: bool| {
             let expected = if is_written { frames } else { &frames[..1] };

@@ -50,7 +50,8 @@ pub(super) fn connect_to_jvm(pid: u32, maps: &[u8]) -> Option<UnixStream> {
         temp_dir,
         status,
     };
-    jvm.connect().or_else(|| jvm.open_socket(&process))
+    jvm.connect()
+        .or_else(|| jvm.connect_after_sigquit(&process))
 }
 
 /// Returns whether the process maps HotSpot. OpenJ9's library has the same name, and OpenJ9 writes a file of all its
@@ -82,7 +83,7 @@ struct Jvm {
 impl Jvm {
     /// Requests the JVM by SIGQUIT to open its socket, and connects. `None` if the socket is not open in time, or the
     /// JVM does not handle the signal. With `-Xrs`, a JVM handles no signals, and opens the socket at its start.
-    fn open_socket(&self, process: &OwnedFd) -> Option<UnixStream> {
+    fn connect_after_sigquit(&self, process: &OwnedFd) -> Option<UnixStream> {
         if self.status.caught & (1 << (Signal::QUIT.as_raw() - 1)) == 0 {
             return None;
         }

@@ -14,22 +14,22 @@ pub(super) struct InspectorConnection {
 impl InspectorConnection {
     /// Connects within `timeout`, which is also the deadline for the first reads and writes. Fails with `TimedOut`
     /// after it.
-    pub(super) fn new(address: SocketAddr, timeout: Duration) -> io::Result<Self> {
+    pub(super) fn connect(address: SocketAddr, timeout: Duration) -> io::Result<Self> {
         let deadline = Instant::now() + timeout;
         let stream = TcpStream::connect_timeout(&address, timeout)?;
         Ok(Self { stream, deadline })
     }
 
     /// Sets the deadline of later reads and writes to `timeout` from now.
-    pub(super) fn extend(&mut self, timeout: Duration) {
+    pub(super) fn extend_deadline(&mut self, timeout: Duration) {
         self.deadline = Instant::now() + timeout;
     }
 
-    /// Returns the time until the deadline; never 0.
+    /// Returns the time until the deadline; never 0, which is no valid timeout of a socket.
     ///
     /// # Errors
     /// `TimedOut`: it has passed.
-    fn remaining(&self) -> io::Result<Duration> {
+    fn remaining_time(&self) -> io::Result<Duration> {
         let remaining = self.deadline.saturating_duration_since(Instant::now());
         match remaining.is_zero() {
             true => Err(io::ErrorKind::TimedOut.into()),
@@ -41,7 +41,7 @@ impl InspectorConnection {
 impl Read for InspectorConnection {
     /// Reads from the peer. Fails with `TimedOut` at the deadline.
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(Some(self.remaining()?))?;
+        self.stream.set_read_timeout(Some(self.remaining_time()?))?;
         self.stream.read(bytes).map_err(map_timeout)
     }
 }
@@ -49,7 +49,8 @@ impl Read for InspectorConnection {
 impl Write for InspectorConnection {
     /// Writes to the peer. Fails with `TimedOut` at the deadline.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(Some(self.remaining()?))?;
+        self.stream
+            .set_write_timeout(Some(self.remaining_time()?))?;
         self.stream.write(bytes).map_err(map_timeout)
     }
 
@@ -76,12 +77,13 @@ mod tests {
     fn silent_peer_times_out() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let mut connection = InspectorConnection::new(address, Duration::from_millis(20)).unwrap();
+        let mut connection =
+            InspectorConnection::connect(address, Duration::from_millis(20)).unwrap();
         let error = connection.read(&mut [0]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         let error = connection.write(&[0]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        connection.extend(Duration::from_secs(60));
+        connection.extend_deadline(Duration::from_secs(60));
         assert_eq!(connection.write(&[0]).unwrap(), 1);
     }
 }

@@ -36,10 +36,10 @@ impl Inspector {
         Some(Self { address, target_id })
     }
 
-    /// Makes JavaScript evaluate an expression, whose value is null, or an error text. Fails with that text, or with
-    /// [`LoadFailure::Late`] after `timeout`.
+    /// Makes JavaScript evaluate an expression, whose value must be null or an error text. Fails with that text, or
+    /// with [`LoadFailure::Late`] after `timeout`.
     pub(super) fn evaluate(&self, expression: &str, timeout: Duration) -> Result<(), LoadFailure> {
-        let connection = InspectorConnection::new(self.address, timeout)?;
+        let connection = InspectorConnection::connect(self.address, timeout)?;
         let config = WebSocketConfig::default()
             .max_message_size(Some(MAX_RESPONSE_SIZE))
             .max_frame_size(Some(MAX_RESPONSE_SIZE));
@@ -49,9 +49,9 @@ impl Inspector {
             HandshakeError::Failure(error) => error.into(),
             HandshakeError::Interrupted(_) => LoadFailure::Late,
         })?;
-        let reply = send_evaluate(&mut socket, expression);
+        let reply = request_evaluation(&mut socket, expression);
         // The script waits until the connection is closed: see `FUNCTION` of load_script.rs.
-        socket.get_mut().extend(CLOSE_TIMEOUT);
+        socket.get_mut().extend_deadline(CLOSE_TIMEOUT);
         if socket.close(None).is_ok() {
             while socket.read().is_ok() {}
         }
@@ -62,7 +62,7 @@ impl Inspector {
 /// Requests `GET /json/list`, and returns the body of the response. Fails if the peer sends none in time, or sends too
 /// much.
 fn list_targets(address: SocketAddr) -> io::Result<Vec<u8>> {
-    let mut connection = InspectorConnection::new(address, LIST_TIMEOUT)?;
+    let mut connection = InspectorConnection::connect(address, LIST_TIMEOUT)?;
     let request =
         format!("GET /json/list HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     connection.write_all(request.as_bytes())?;
@@ -96,8 +96,8 @@ fn complete_body(bytes: &[u8]) -> Option<&[u8]> {
     bytes.get(start..end).filter(|_| response.code == Some(200))
 }
 
-/// Finds the ID of the Node target in a list of targets (JSON). `None` if there is none, or if the ID has other
-/// characters than hexadecimal digits and `-`.
+/// Finds the ID of the Node target in a list of targets (JSON). `None` if there is none, or if the ID, which becomes a
+/// part of a URL, has other characters than hexadecimal digits and `-`.
 fn node_target_id(list: &[u8]) -> Option<String> {
     let list: Value = serde_json::from_slice(list).ok()?;
     let target = list
@@ -113,7 +113,7 @@ fn node_target_id(list: &[u8]) -> Option<String> {
 
 /// Sends the request `Runtime.evaluate`, and waits for its reply; events before it are ignored. Fails with the error
 /// text that JavaScript returned.
-fn send_evaluate(
+fn request_evaluation(
     socket: &mut WebSocket<InspectorConnection>,
     expression: &str,
 ) -> Result<(), LoadFailure> {

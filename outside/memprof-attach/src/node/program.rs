@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use memprof_ptrace::executable::loader_name;
-use memprof_ptrace::mapped_file::open_mapped;
+use memprof_ptrace::mapped_file::open_mapped_file;
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::process::{ProcStatus, ProcessState};
 use memprof_ptrace::{Refusal, proc_denied_refusal, read_proc_text};
@@ -25,14 +25,14 @@ const LIBRARY_PREFIX: &[u8] = b"libnode";
 const MAX_FILE_SIZE: u64 = 1 << 30;
 
 /// Opens a process as a pidfd. Fails unless it is a Node that handles SIGUSR1, and neither a zombie nor stopped.
-pub(super) fn require_node(pid: u32) -> Result<OwnedFd, AttachError> {
+pub(super) fn open_node_process(pid: u32) -> Result<OwnedFd, AttachError> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let number = number.ok_or(Refusal::NoSuchProcess)?;
     require_process(pid, &ProcStatus::read_thread(pid)?)?;
     let process = pidfd_open(number, PidfdFlags::empty());
     let process = process.map_err(|_| Refusal::NoSuchProcess)?;
     // Once the process is open, a reuse of its pid is harmless: the signal goes to the opened process, or fails.
-    require_program(pid)?;
+    require_node_program(pid)?;
     let status = ProcStatus::read_thread(pid)?;
     require_process(pid, &status)?;
     match status.caught & 1 << (Signal::USR1.as_raw() - 1) {
@@ -47,21 +47,21 @@ pub(super) fn proc_error(pid: u32, file: &str, error: io::Error) -> AttachError 
     match Errno::from_raw(error.raw_os_error().unwrap_or_default()) {
         Errno::ENOENT | Errno::ESRCH => Refusal::Ended.into(),
         errno @ (Errno::EACCES | Errno::EPERM) => proc_denied_refusal(pid, file, errno).into(),
-        _ => AttachError::io(format!("/proc/{pid}/{file}"))(error),
+        _ => AttachError::io_error(format!("/proc/{pid}/{file}"))(error),
     }
 }
 
 /// Returns the kernel function in which the main thread waits, if a signal may make that call fail; else `None`. libuv
 /// repeats waits for events (epoll), and glibc those for locks (futex).
-pub(super) fn interruptible_call(pid: u32) -> Option<String> {
+pub(super) fn call_that_signal_would_disturb(pid: u32) -> Option<String> {
     let read = |file: &str| read_proc_text(format!("/proc/{pid}/task/{pid}/{file}"));
-    interruptible_function(&read("status").ok()?, &read("wchan").ok()?)
+    function_that_signal_would_disturb(&read("status").ok()?, &read("wchan").ok()?)
 }
 
 /// Returns the kernel function in which the main thread waits, if a signal may make that call fail. `status` and
 /// `function` are the contents of the thread's files status and wchan (proc(5)). `None` if no call would fail;
 /// `unknown` if wchan is hidden.
-fn interruptible_function(status: &str, function: &str) -> Option<String> {
+fn function_that_signal_would_disturb(status: &str, function: &str) -> Option<String> {
     let is_running = status.lines().any(|line| line.starts_with("State:\tR"));
     let is_safe = function.contains("epoll")
         || function.starts_with("ep_poll")
@@ -87,7 +87,7 @@ fn require_process(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
 }
 
 /// Fails unless the process executes Node for glibc.
-fn require_program(pid: u32) -> Result<(), AttachError> {
+fn require_node_program(pid: u32) -> Result<(), AttachError> {
     let file = File::open(format!("/proc/{pid}/exe"));
     let file = file.map_err(|error| proc_error(pid, "exe", error))?;
     let maps = fs::read(format!("/proc/{pid}/maps"));
@@ -97,7 +97,7 @@ fn require_program(pid: u32) -> Result<(), AttachError> {
             .filter(|mapping| {
                 mapping.offset == 0 && mapping.file_name().starts_with(LIBRARY_PREFIX)
             })
-            .filter_map(|mapping| open_mapped(pid, &mapping))
+            .filter_map(|mapping| open_mapped_file(pid, &mapping))
             .any(|library| exports_node_start(&library));
     if !is_node {
         return Err(InspectorError::NotNode.into());
@@ -129,11 +129,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interruptible_calls_are_recognized() {
+    fn calls_that_a_signal_would_disturb_are_recognized() {
         let check = |state: &str, function: &str, expected: Option<&str>| {
             let status = format!("Name:\tnode\nState:\t{state}\nTgid:\t7\n");
             assert_eq!(
-                interruptible_function(&status, function).as_deref(),
+                function_that_signal_would_disturb(&status, function).as_deref(),
                 expected,
                 "{function}"
             );
@@ -148,7 +148,7 @@ mod tests {
 
     /// Returns the reason why a process is no Node to attach to.
     fn refusal(pid: u32) -> String {
-        require_node(pid).unwrap_err().to_string()
+        open_node_process(pid).unwrap_err().to_string()
     }
 
     #[test]

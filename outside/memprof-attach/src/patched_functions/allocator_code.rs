@@ -79,7 +79,7 @@ impl AllocatorCode {
         match (program, owner) {
             (Some(program), _) => Ok(Some(program)),
             (None, MallocOwner::Program) => Ok(None),
-            (None, MallocOwner::First) => match AllocatorFile::open_library(pid)? {
+            (None, MallocOwner::First) => match AllocatorFile::open_malloc_library(pid)? {
                 Some(library) => Self::read_file(pid, library, true, &mut budget),
                 None => Ok(None),
             },
@@ -90,11 +90,11 @@ impl AllocatorCode {
     ///
     /// # Errors
     /// As for [`Self::read`], of the program only.
-    pub(crate) fn read_beside_malloc(pid: u32) -> Result<Vec<Self>, AttachError> {
+    pub(crate) fn read_other_allocators(pid: u32) -> Result<Vec<Self>, AttachError> {
         let mut budget = FileBudget::new();
         let program = AllocatorFile::open_program(pid)?;
         let program = Self::read_file(pid, program, false, &mut budget)?;
-        let libraries = AllocatorFile::open_others(pid)?.into_iter();
+        let libraries = AllocatorFile::open_other_libraries(pid)?.into_iter();
         let libraries =
             libraries.filter_map(|file| Self::read_file(pid, file, false, &mut budget).ok()?);
         Ok(program.into_iter().chain(libraries).collect())
@@ -113,7 +113,7 @@ impl AllocatorCode {
         let cache = ReadCache::new(file);
         let invalid = |error: object::Error| AttachError::Failed(format!("{path}: {error}"));
         let too_large = || AttachError::NotPatched(format!("{path} is too large"));
-        if !budget.take(&cache).map_err(invalid)? {
+        if !budget.charge(&cache).map_err(invalid)? {
             return Err(too_large());
         }
         let elf = Elf::parse(&cache).map_err(invalid)?;
@@ -121,12 +121,12 @@ impl AllocatorCode {
             return Ok(None);
         }
         let is_program = base.is_none();
-        if !serves_malloc && !is_program && !contains_allocator_name(&elf) {
+        if !serves_malloc && !is_program && !may_name_allocator(&elf) {
             return Ok(None);
         }
         let bias = match base {
             Some(base) => base,
-            None => load_bias(pid, &elf)?,
+            None => program_load_bias(pid, &elf)?,
         };
         let table = elf.symbol_table();
         // A library may be stripped: other files enter it through its dynamic symbols only, and its unwind information,
@@ -154,7 +154,7 @@ impl AllocatorCode {
             if start.elapsed() > SYMBOLS_TIMEOUT || functions.len() > MAX_FUNCTIONS {
                 return Err(too_large());
             }
-            names.add_prefix(symbol.name_bytes().unwrap_or_default());
+            names.add_jemalloc_prefix(symbol.name_bytes().unwrap_or_default());
             let address = symbol.address().wrapping_add(bias);
             let function = functions.entry(address).or_default();
             function.length = function.length.max(symbol.size()).min(MAX_FUNCTION_SIZE);
@@ -180,7 +180,7 @@ impl AllocatorCode {
             return Ok(None);
         }
         if !is_program {
-            for (address, length) in unwind_ranges(&elf)? {
+            for (address, length) in functions_in_eh_frame(&elf)? {
                 let function = functions.entry(address.wrapping_add(bias)).or_default();
                 function.length = function.length.max(length).min(MAX_FUNCTION_SIZE);
             }
@@ -202,7 +202,7 @@ impl AllocatorCode {
             library: base.map(|_| file_name()),
             sections: code,
             functions,
-            slots: called_slots(&elf, bias),
+            slots: functions_by_slot(&elf, bias),
             serves_malloc,
         }))
     }
@@ -262,7 +262,7 @@ impl AllocatorCode {
 /// Returns the functions that this file calls through GOT slots, by the address of the slot. These are the functions
 /// that the file defines, and [`OTHER_ALLOCATOR`] for each allocator function of another file. Slots of other functions
 /// are left out.
-fn called_slots(elf: &Elf<'_>, bias: u64) -> HashMap<u64, u64> {
+fn functions_by_slot(elf: &Elf<'_>, bias: u64) -> HashMap<u64, u64> {
     let relocations = elf.dynamic_relocations().into_iter().flatten();
     let slots = relocations.filter_map(|(slot, relocation)| {
         let RelocationFlags::Elf { r_type } = relocation.flags() else {
@@ -288,8 +288,9 @@ fn called_slots(elf: &Elf<'_>, bias: u64) -> HashMap<u64, u64> {
     slots.collect()
 }
 
-/// Returns whether the names of a file's symbols contain that of an allocator.
-fn contains_allocator_name(elf: &Elf<'_>) -> bool {
+/// Returns whether a file's symbol names may contain those of an allocator that does not serve `malloc`. False if they
+/// cannot be read.
+fn may_name_allocator(elf: &Elf<'_>) -> bool {
     let mut tables = [".strtab", ".dynstr"]
         .into_iter()
         .filter_map(|name| elf.section_by_name(name)?.data().ok());
@@ -298,7 +299,7 @@ fn contains_allocator_name(elf: &Elf<'_>) -> bool {
 
 /// Returns the start (as an address in the file) and length of the functions that `.eh_frame` describes,
 /// [`MAX_FUNCTIONS`] at most. Empty if there is no such section. Fails if the section is malformed.
-fn unwind_ranges(elf: &Elf<'_>) -> Result<Vec<(u64, u64)>, AttachError> {
+fn functions_in_eh_frame(elf: &Elf<'_>) -> Result<Vec<(u64, u64)>, AttachError> {
     let invalid =
         |error: &dyn std::fmt::Display| AttachError::Failed(format!(".eh_frame: {error}"));
     let Some(section) = elf.section_by_name(".eh_frame") else {
@@ -328,11 +329,11 @@ fn defines_malloc(program: &Elf<'_>) -> bool {
     exported.any(|symbol| !symbol.is_undefined() && symbol.name() == Ok("malloc"))
 }
 
-/// Returns the difference between addresses in the process and in the file; 0 if the program is not position
-/// independent. Fails if the program headers are not found.
-fn load_bias(pid: u32, program: &Elf<'_>) -> Result<u64, AttachError> {
+/// Returns the difference between the program's addresses in the process and in its file; 0 if it is not position
+/// independent. Fails if its program headers are not found.
+fn program_load_bias(pid: u32, program: &Elf<'_>) -> Result<u64, AttachError> {
     let path = format!("/proc/{pid}/auxv");
-    let vector = fs::read(&path).map_err(AttachError::io(path))?;
+    let vector = fs::read(&path).map_err(AttachError::io_error(path))?;
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
     let mut entries = vector.chunks_exact(16);
     let headers = entries.find(|entry| word(&entry[..8]) == AT_PHDR);

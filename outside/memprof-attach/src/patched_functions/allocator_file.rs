@@ -38,7 +38,7 @@ impl AllocatorFile {
     /// `Io`: the file cannot be opened.
     pub(super) fn open_program(pid: u32) -> Result<Self, AttachError> {
         let path = format!("/proc/{pid}/exe");
-        let file = File::open(&path).map_err(AttachError::io(path.clone()))?;
+        let file = File::open(&path).map_err(AttachError::io_error(path.clone()))?;
         Ok(Self {
             path,
             file,
@@ -50,14 +50,14 @@ impl AllocatorFile {
     ///
     /// # Errors
     /// `Io`: the process cannot be read; `NotPatched`: the file was replaced since the process has loaded it.
-    pub(super) fn open_library(pid: u32) -> Result<Option<Self>, AttachError> {
+    pub(super) fn open_malloc_library(pid: u32) -> Result<Option<Self>, AttachError> {
         let libraries = LoadedLibraries::read(pid)?;
         let mut images = libraries.images();
-        let owner = images.find(|(_, image)| image.symbol("malloc").is_some());
+        let owner = images.find(|(_, image)| image.symbol_address("malloc").is_some());
         let Some((base, _)) = owner else {
             return Ok(None);
         };
-        libraries.open(pid, base)
+        libraries.open_library(pid, base)
     }
 
     /// Opens the libraries that do not serve `malloc` to others, without memprof's own. Leaves out those whose files were
@@ -65,14 +65,18 @@ impl AllocatorFile {
     ///
     /// # Errors
     /// `Io`: the process cannot be read.
-    pub(super) fn open_others(pid: u32) -> Result<Vec<Self>, AttachError> {
+    pub(super) fn open_other_libraries(pid: u32) -> Result<Vec<Self>, AttachError> {
         let libraries = LoadedLibraries::read(pid)?;
         let excluded = ["malloc", TABLES_SYMBOL];
         // The first image is the program.
         let images = libraries.images().skip(1);
-        let others =
-            images.filter(|(_, image)| excluded.iter().all(|name| image.symbol(name).is_none()));
-        let opened = others.filter_map(|(base, _)| libraries.open(pid, base).ok().flatten());
+        let others = images.filter(|(_, image)| {
+            excluded
+                .iter()
+                .all(|name| image.symbol_address(name).is_none())
+        });
+        let opened =
+            others.filter_map(|(base, _)| libraries.open_library(pid, base).ok().flatten());
         Ok(opened.collect())
     }
 }
@@ -95,10 +99,11 @@ struct MappedFile {
 impl LoadedLibraries {
     /// Reads the mappings of a process and its loader's list of libraries. Fails if the process cannot be read.
     fn read(pid: u32) -> Result<Self, AttachError> {
-        let memory = Memory::open(pid).map_err(AttachError::io(format!("/proc/{pid}/mem")))?;
+        let memory =
+            Memory::open(pid).map_err(AttachError::io_error(format!("/proc/{pid}/mem")))?;
         let maps = read_maps(pid)?;
         let bases = loaded_libraries(&memory, &maps)
-            .map_err(AttachError::io("its loader's list of libraries"))?;
+            .map_err(AttachError::io_error("its loader's list of libraries"))?;
         let mapped = mappings(&maps).map(|mapping| {
             let (range, path) = (mapping.range, mapping.path.to_vec());
             (range.start, MappedFile { range, path })
@@ -118,7 +123,7 @@ impl LoadedLibraries {
 
     /// Opens the file that is loaded at `base`. `None` if no file is mapped there. Fails with `NotPatched` if the file
     /// was replaced since it was loaded.
-    fn open(&self, pid: u32, base: u64) -> Result<Option<AllocatorFile>, AttachError> {
+    fn open_library(&self, pid: u32, base: u64) -> Result<Option<AllocatorFile>, AttachError> {
         let Some(image) = self.mapped.get(&base) else {
             return Ok(None);
         };

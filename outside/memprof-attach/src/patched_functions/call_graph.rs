@@ -33,9 +33,10 @@ impl<'a> CallGraph<'a> {
         }
     }
 
-    /// Returns whether a function calls one of `others`, or itself, directly or through further functions. True also if
-    /// that is unknown: code is missing, or more than [`MAX_DECODED_BYTES`] were decoded.
-    pub(crate) fn reaches(&mut self, function: u64, others: &HashSet<u64>) -> bool {
+    /// Returns whether a function calls one of `others`, directly or through further functions; a function among
+    /// `others` may call itself. True also if that is unknown: code is missing, or more than [`MAX_DECODED_BYTES`] were
+    /// decoded.
+    pub(crate) fn calls_any_of(&mut self, function: u64, others: &HashSet<u64>) -> bool {
         let mut visited = HashSet::from([function]);
         let mut pending = vec![function];
         while let Some(function) = pending.pop() {
@@ -60,8 +61,8 @@ impl<'a> CallGraph<'a> {
         false
     }
 
-    /// Returns the targets of a function's jumps and calls that leave it, and of calls of itself. Empty if it never
-    /// returns, like `abort`, because its caller then counts nothing. `None` if its bytes are unknown.
+    /// Returns the targets of a function's jumps and calls that leave it, and of calls of itself. Empty if the function
+    /// never returns, like `abort`: an allocation through it never completes. `None` if its bytes are unknown.
     fn call_targets(&mut self, function: u64) -> Option<Vec<u64>> {
         let targets = self.targets.entry(function).or_insert_with(|| {
             let length = self
@@ -176,7 +177,7 @@ mod tests {
         let check = |branches: &[_], others: &[usize], expected| {
             let code = program(branches);
             let others = others.iter().map(|index| AT + 16 * *index as u64);
-            let calls = CallGraph::new(&code).reaches(AT, &others.collect());
+            let calls = CallGraph::new(&code).calls_any_of(AT, &others.collect());
             assert_eq!(calls, expected, "{branches:?}");
         };
         check(&[None, None], &[0, 1], false);
@@ -198,7 +199,7 @@ mod tests {
             }
             let named = [0, 1, 2].map(|index| (AT + 16 * index, 16, "f"));
             let code = AllocatorCode::for_test(vec![(AT, bytes)], &named).with_slot(slot, AT + 32);
-            let reached = CallGraph::new(&code).reaches(AT, &HashSet::from([AT + 32]));
+            let reached = CallGraph::new(&code).calls_any_of(AT, &HashSet::from([AT + 32]));
             assert_eq!(reached, expected, "{functions:x?}");
         };
         let call = [0xe8, 11, 0, 0, 0, 0xc3];
@@ -223,7 +224,7 @@ mod tests {
             let code = AllocatorCode::for_test(vec![(AT, bytes.clone())], &functions);
             let found = find_jump_into(&code, std::slice::from_ref(&range));
             assert_eq!(found, expected, "{length}");
-            let calls = CallGraph::new(&code).reaches(AT, &HashSet::from([AT + 256]));
+            let calls = CallGraph::new(&code).calls_any_of(AT, &HashSet::from([AT + 256]));
             assert_eq!(calls, expected.is_some(), "{length}");
         };
         check(16, None);

@@ -27,7 +27,7 @@ impl FileBudget {
     ///
     /// # Errors
     /// The file is no ELF file of this machine.
-    pub(super) fn take(&mut self, file: &ReadCache<File>) -> object::Result<bool> {
+    pub(super) fn charge(&mut self, file: &ReadCache<File>) -> object::Result<bool> {
         let header = elf::FileHeader64::<LittleEndian>::parse(file)?;
         let endian = header.endian()?;
         let sections = header.sections(endian, file)?;
@@ -69,7 +69,7 @@ mod tests {
         bytes[start + 32..start + 40].copy_from_slice(&size.to_le_bytes());
         let mut file = tempfile::tempfile().unwrap();
         std::io::Write::write_all(&mut file, &bytes).unwrap();
-        budget.take(&ReadCache::new(file)).unwrap()
+        budget.charge(&ReadCache::new(file)).unwrap()
     }
 
     #[test]

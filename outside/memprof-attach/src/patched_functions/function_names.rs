@@ -52,8 +52,9 @@ pub(crate) struct FunctionNames {
 }
 
 impl FunctionNames {
-    /// Creates the names of a file. `serves_malloc` says whether its `malloc` is that of the process, `is_program`
-    /// whether it is the program or a library.
+    /// Creates the names for one file, with the prefixes of all known allocators but jemalloc, which
+    /// [`Self::add_jemalloc_prefix`] adds. `serves_malloc` says whether the file's `malloc` is that of the process,
+    /// `is_program` whether the file is the program or a library.
     pub(crate) fn new(serves_malloc: bool, is_program: bool) -> Self {
         Self {
             serves_malloc,
@@ -66,7 +67,7 @@ impl FunctionNames {
     }
 
     /// Adds the prefix of a jemalloc if this is the name of its [`JEMALLOC`].
-    pub(crate) fn add_prefix(&mut self, name: &[u8]) {
+    pub(crate) fn add_jemalloc_prefix(&mut self, name: &[u8]) {
         let prefix = name.strip_suffix(JEMALLOC.as_bytes());
         if let Some(prefix) = prefix.and_then(|prefix| str::from_utf8(prefix).ok()) {
             self.prefixes.insert(prefix.to_owned());
@@ -145,7 +146,7 @@ mod tests {
     fn check(serves_malloc: bool, is_program: bool, symbols: &[&str], expected: &[&str]) {
         let mut names = FunctionNames::new(serves_malloc, is_program);
         for symbol in symbols {
-            names.add_prefix(symbol.trim_end_matches('*').as_bytes());
+            names.add_jemalloc_prefix(symbol.trim_end_matches('*').as_bytes());
         }
         let found: Vec<_> = symbols
             .iter()

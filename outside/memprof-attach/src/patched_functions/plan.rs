@@ -7,7 +7,7 @@ use memprof_sampler::{EntryRow, EntryTable, Role, Shape};
 use super::allocator_code::{AllocatorCode, AllocatorFunction, OTHER_ALLOCATOR};
 use super::call_graph::{CallGraph, find_jump_into};
 use super::function_names::KnownFunction;
-use super::prologue::{Prologue, decode_instructions, single_jump};
+use super::prologue::{Prologue, decode_instructions, initial_jump};
 use crate::error::AttachError;
 
 /// Largest length of a forwarder, in bytes: a function that cannot be patched, and need not be, because it calls a
@@ -71,7 +71,7 @@ impl PatchPlan {
             let bytes = code.bytes(*address, function.length);
             // If it only jumps to a hooked function or to another file's, its calls are counted there.
             let forwarded =
-                bytes.and_then(|bytes| code.call_target(&single_jump(bytes, *address)?));
+                bytes.and_then(|bytes| code.call_target(&initial_jump(bytes, *address)?));
             if forwarded.is_some_and(|other| {
                 let hooked = hooked.get(&other);
                 other == OTHER_ALLOCATOR
@@ -121,7 +121,7 @@ impl PatchPlan {
         let mut graph = CallGraph::new(code);
         for function in &mut plan.functions {
             let start = function.address;
-            function.is_outer = allocates.contains(&start) && graph.reaches(start, &allocates);
+            function.is_outer = allocates.contains(&start) && graph.calls_any_of(start, &allocates);
         }
         Ok(plan)
     }

@@ -8,18 +8,18 @@ use crate::error::AttachError;
 use crate::run_calls::write_error;
 use crate::target::Target;
 
-/// Stores the address of a table in the plugin's list. Does nothing if it is there.
+/// Stores the address of a table in the plugin's list [`TABLES_SYMBOL`]. Does nothing if the list has it already.
 ///
 /// # Errors
 /// `NotPatched`: the process has no plugin with such a list, or the list is full.
-pub(super) fn register(target: &Target, table: u64) -> Result<(), AttachError> {
+pub(super) fn register_table(target: &Target, table: u64) -> Result<(), AttachError> {
     let failed = |cause| write_error(target, cause);
     let libraries = loaded_libraries(&target.memory, &target.maps).map_err(failed)?;
     // The plugin is among the last ones.
     let list = libraries.iter().rev().find_map(|base| {
         LibraryImage::read(&target.memory, *base)
             .ok()?
-            .symbol(TABLES_SYMBOL)
+            .symbol_address(TABLES_SYMBOL)
     });
     let missing = || AttachError::NotPatched("its plugin is of another version".to_owned());
     let list = list.ok_or_else(missing)?;

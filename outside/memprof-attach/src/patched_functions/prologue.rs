@@ -167,9 +167,9 @@ impl Prologue {
     }
 }
 
-/// Returns the jump if a function consists of one jump only, direct or through a slot, behind an `endbr64`; else
-/// `None`.
-pub(crate) fn single_jump(code: &[u8], address: u64) -> Option<Instruction> {
+/// Returns the unconditional jump, direct or through a slot, with which a function begins after its `endbr64`. `None`
+/// if it begins with another instruction.
+pub(crate) fn initial_jump(code: &[u8], address: u64) -> Option<Instruction> {
     let first = decode_instructions(code, address).find(|each| each.code() != Code::Endbr64)?;
     let is_fixed = first.is_jmp_near_indirect() && has_fixed_operand(&first);
     (first.is_jmp_short_or_near() || is_fixed).then_some(first)
@@ -330,8 +330,8 @@ mod tests {
         let back = [0xe9, 0xf7, 0x0f, 0, 0];
         assert_eq!(relocated.bytes, [&code[..4], &jump, &back].concat());
         assert_eq!(relocated.addresses, [(AT, address), (AT + 4, address + 4)]);
-        let to_other = single_jump(&[0xe9, 0xfb, 0, 0, 0], AT).unwrap();
+        let to_other = initial_jump(&[0xe9, 0xfb, 0, 0, 0], AT).unwrap();
         assert_eq!(branch_target(&to_other), Some(AT + 0x100));
-        assert_eq!(single_jump(&[0x53, 0xe9, 0xfb, 0, 0, 0], AT), None);
+        assert_eq!(initial_jump(&[0x53, 0xe9, 0xfb, 0, 0, 0], AT), None);
     }
 }

@@ -132,8 +132,8 @@ pub(crate) fn find_tables(memory: &Memory, maps: &[u8]) -> impl Iterator<Item = 
     })
 }
 
-/// Iterates over the addresses at which a table may lie: right below anonymous code. Its mapping may begin lower,
-/// because the kernel merges it with one that the program has mapped below.
+/// Iterates over the addresses at which a table may lie: right below anonymous code. The table's mapping may begin
+/// lower, because the kernel merges it with one that the program has mapped below.
 fn table_candidates(maps: &[u8]) -> impl Iterator<Item = u64> {
     let mut before: Option<Mapping<'_>> = None;
     mappings(maps).filter_map(move |mapping| {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use libc::user_regs_struct;
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::stop::{StopError, StoppedThread};
-use memprof_ptrace::stop_all::{StopAllError, resume, stop_all};
+use memprof_ptrace::stop_all::{StopAllError, resume_with_restart, stop_all};
 use memprof_sampler::EntryRow;
 
 use crate::error::AttachError;
@@ -58,8 +58,11 @@ pub(crate) fn write_patches(
         target.refresh()?;
         // A separate thread: when it ends, the kernel detaches every thread that it has stopped or requested to
         // stop.
-        let tried =
-            thread::scope(|scope| scope.spawn(|| try_write(target, patches, relocated)).join());
+        let tried = thread::scope(|scope| {
+            scope
+                .spawn(|| try_write_patches(target, patches, relocated))
+                .join()
+        });
         match tried.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
             Ok(stop) => return Ok(stop),
             Err(PatchFailure::Fatal(error)) => return Err(error),
@@ -73,7 +76,7 @@ pub(crate) fn write_patches(
 
 /// Stops all threads, writes the patches and resumes the threads, in one attempt. Returns for how long they were
 /// stopped. The failure says whether a later attempt may succeed.
-fn try_write(
+fn try_write_patches(
     target: &Target,
     patches: &[CodePatch],
     relocated: &[RelocatedRange],
@@ -96,7 +99,7 @@ fn try_write(
             apply_patches(target, patches).map_err(PatchFailure::Fatal)
         });
     for (_, stopped) in threads {
-        resume(&target.memory, stopped);
+        resume_with_restart(&target.memory, stopped);
     }
     outcome.map(|()| start.elapsed())
 }
@@ -122,8 +125,8 @@ fn stop_failure(target: &Target, error: StopAllError) -> PatchFailure {
 type RegisterFixups<'a> = Vec<(&'a StoppedThread, user_regs_struct)>;
 
 /// Returns the threads that are about to execute a relocated instruction, with registers to continue at its new
-/// address. It has the same effect there, whether the patches are written or not. Fails if a thread is inside such an
-/// instruction, may return to one from a signal handler, or ends.
+/// address. The relocated instruction has the same effect, whether the patches are then written or not. Fails if a
+/// thread is inside such an instruction, may return to one from a signal handler, or ends.
 fn collect_fixups<'a>(
     target: &Target,
     mapped: &[Range<u64>],
@@ -149,8 +152,8 @@ fn collect_fixups<'a>(
     Ok(fixups)
 }
 
-/// Fails if the stack above `pointer` holds the address of a relocated instruction, to which a signal handler may
-/// return.
+/// Fails if the [`STACK_SCAN_LIMIT`] bytes of the stack above `pointer` hold the address of a relocated instruction, to
+/// which a signal handler may return.
 fn require_no_relocated_address(
     target: &Target,
     mapped: &[Range<u64>],
@@ -168,7 +171,7 @@ fn require_no_relocated_address(
     read.map_err(|_| PatchFailure::Retry("a thread's stack cannot be read"))?;
     let words = bytes.chunks_exact(8);
     let words = words.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
-    match contains_relocated(words, relocated) {
+    match contains_relocated_address(words, relocated) {
         true => Err(PatchFailure::Retry(
             "a signal handler runs within the allocator",
         )),
@@ -177,7 +180,10 @@ fn require_no_relocated_address(
 }
 
 /// Returns whether one of the words is the address of a relocated instruction, other than the first of its function.
-fn contains_relocated(mut words: impl Iterator<Item = u64>, relocated: &[RelocatedRange]) -> bool {
+fn contains_relocated_address(
+    mut words: impl Iterator<Item = u64>,
+    relocated: &[RelocatedRange],
+) -> bool {
     let lowest = relocated.iter().map(|each| each.range.start).min();
     let highest = relocated.iter().map(|each| each.range.end).max();
     let (lowest, highest) = (lowest.unwrap_or(0), highest.unwrap_or(0));
@@ -212,7 +218,7 @@ fn is_inside_relocated(relocated: &RelocatedRange, address: u64) -> bool {
 /// the check fails.
 fn apply_patches(target: &Target, patches: &[CodePatch]) -> Result<(), AttachError> {
     let memory = &target.memory;
-    let failed = || AttachError::io("failed to write to its code");
+    let failed = || AttachError::io_error("failed to write to its code");
     for patch in patches {
         let found: [u8; EntryRow::JUMP_SIZE] = memory.read_array(patch.address).map_err(failed())?;
         if found != patch.original {
@@ -275,7 +281,7 @@ mod tests {
     fn relocated_address_on_the_stack_is_found() {
         let check = |words: &[u64], expected| {
             assert_eq!(
-                contains_relocated(words.iter().copied(), &relocated()),
+                contains_relocated_address(words.iter().copied(), &relocated()),
                 expected,
                 "{words:x?}"
             );

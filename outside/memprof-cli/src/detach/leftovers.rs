@@ -22,8 +22,8 @@ pub(crate) struct Leftovers {
 }
 
 impl Leftovers {
-    /// Finds the directories that the plugin may leave in a process's root. Needs the plugin, so call it before it is
-    /// detached. `None` if the root is that of memprof, or cannot be opened.
+    /// Finds the directories that the plugin may leave in a process's root. Requests its dump directory, so call it
+    /// before the plugin is detached. `None` if the root is that of memprof, or cannot be opened.
     pub(crate) fn for_process(pid: u32, client: &mut Client) -> Option<Self> {
         let path = format!("/proc/{pid}/root");
         let [own, target] = ["/", &path].map(|path| {
@@ -59,7 +59,7 @@ impl Leftovers {
     }
 
     /// Removes those of the directories that are empty. Ignores errors.
-    pub(crate) fn remove_directories(&self) {
+    pub(crate) fn remove_empty_directories(&self) {
         for directory in &self.directories {
             self.unlink(directory, AtFlags::REMOVEDIR);
         }
@@ -119,7 +119,7 @@ mod tests {
             .map(PathBuf::from)
             .into(),
         };
-        leftovers.remove_directories();
+        leftovers.remove_empty_directories();
         assert!(!path("root/tmp/memprof-0").exists());
         assert!(path("root/var/lib/memprof/web").exists());
         assert!(path("outside/memprof-0").exists());
@@ -132,7 +132,7 @@ mod tests {
         of_another_user.remove_file(kept);
         assert!(path("root").join("var/lib/memprof/web/kept.heap").exists());
         leftovers.remove_file(kept);
-        leftovers.remove_directories();
+        leftovers.remove_empty_directories();
         assert!(!path("root/var/lib/memprof/web").exists());
     }
 }

@@ -68,7 +68,7 @@ impl FunctionBudgets {
         }
     }
 
-    /// Like [`for_total`](Self::for_total), to change the budgets.
+    /// Like [`for_total`](Self::for_total), but the budgets can be changed.
     fn for_total_mut(&mut self, total: BudgetedTotal) -> &mut BTreeMap<String, ByteSize> {
         match total {
             BudgetedTotal::Peak => &mut self.peak,
@@ -114,8 +114,8 @@ impl Budget {
     }
 
     /// Builds the budget whose limits are the measured values. The totals and functions that have a limit in `before`
-    /// get one; both totals if it limits nothing. The tolerance stays, and the limits of functions that were not seen:
-    /// their names may be wrong. The baseline gets the functions that are largest now.
+    /// get one; both totals if it limits nothing. The tolerance stays, and so do the limits of functions without a
+    /// sample: their names may be wrong. The baseline gets the functions that are largest now.
     pub(super) fn from_measurement(measured: &Measurement, stacks: &Stacks, before: Self) -> Self {
         let is_new = !before.limits_anything();
         let limit = |total: BudgetedTotal| {
@@ -133,7 +133,7 @@ impl Budget {
             let rows = stacks.function_rows(total);
             for (name, limit) in budget.functions.for_total_mut(total) {
                 let row = rows.iter().find(|row| row.name == *name);
-                if row.is_some() || stacks.has_function(name) {
+                if row.is_some() || stacks.has_leaf(name) {
                     *limit = ByteSize(row.map_or(0, |row| row.bytes));
                 }
             }
@@ -153,7 +153,8 @@ const SIZE_FORM: &str = "a size: a whole number of bytes, or a text as \"64MiB\"
 impl FromStr for ByteSize {
     type Err = String;
 
-    /// Parses a number with a unit. Units are powers of 1024: `64MiB`, `64MB` and `64M` are equal.
+    /// Parses a number with a unit, which must not be missing. Units are powers of 1024: `64MiB`, `64MB` and `64M` are
+    /// equal.
     fn from_str(text: &str) -> Result<Self, String> {
         let invalid = || format!("{text:?} is not {SIZE_FORM}");
         let end = text.find(|char: char| !char.is_ascii_digit() && char != '.');

@@ -58,8 +58,8 @@ impl BudgetFile {
         Ok(Self(Document::parse(TEMPLATE.to_owned())?))
     }
 
-    /// Returns the line of a limit, counted from 1. `function` is `None` for the limit of a total. The first line if
-    /// the limit is not in the file.
+    /// Returns the line of a limit, counted from 1. `function` is `None` for the limit of a total. 1 if the limit is
+    /// not in the file.
     pub(super) fn limit_line(&self, total: BudgetedTotal, function: Option<&str>) -> usize {
         let table = self.0.as_table();
         let item = match function {
@@ -103,8 +103,9 @@ impl BudgetFile {
     }
 }
 
-/// Sets a size, and keeps the comment behind it.
+/// Sets a size, or adds it if the table lacks the key. Keeps the comment behind it.
 fn set_size(table: &mut dyn TableLike, key: &str, ByteSize(bytes): ByteSize) {
+    // TOML's integers are those of `i64`.
     let mut value = Value::from(i64::try_from(bytes).unwrap_or(i64::MAX));
     match table.get_mut(key).and_then(Item::as_value_mut) {
         Some(known) => {

@@ -2,14 +2,13 @@
 
 use std::fmt::Write;
 
-use memprof_report::{SampleType, format_amount};
-
 use super::verdict::{LimitCheck, Regression};
+use crate::quantities::format_size;
 
 /// Frames of a stack in the text, from the leaf.
 const MAX_SHOWN_FRAMES: usize = 12;
 
-/// Returns the lines for a limit: the measured value, and the function that grew.
+/// Returns the lines for a limit: the measured value and, if the limit is broken, the function that grew.
 pub(super) fn check_lines(check: &LimitCheck) -> String {
     let regression = check.guilty.as_ref().map(regression_lines);
     let lines = [Some(check_line(check)), regression];
@@ -48,7 +47,7 @@ fn check_line(check: &LimitCheck) -> String {
     )
 }
 
-/// Returns the name of the limited total, with the function if the limit is one of a function.
+/// Returns the name of a limit: its total, and its function if it has one.
 pub(super) fn limit_name(check: &LimitCheck) -> String {
     match &check.function {
         Some(function) => format!("{} by {function}", check.what.key()),
@@ -74,14 +73,6 @@ fn regression_lines(regression: &Regression) -> String {
         let _ = write!(text, "\n           ... {more} callers");
     }
     text
-}
-
-/// Formats a number of bytes with its unit.
-pub(super) fn format_size(bytes: u64) -> String {
-    format_amount(
-        i64::try_from(bytes).unwrap_or(i64::MAX),
-        SampleType::InuseSpace,
-    )
 }
 
 #[cfg(test)]

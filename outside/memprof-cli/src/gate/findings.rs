@@ -142,7 +142,7 @@ impl Findings {
     }
 }
 
-/// Escapes the text of a workflow command.
+/// Escapes the text of a workflow command, in which `%` begins an escape.
 fn escape_data(text: &str) -> String {
     text.replace('%', "%25")
         .replace('\r', "%0D")

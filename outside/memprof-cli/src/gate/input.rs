@@ -25,11 +25,12 @@ impl Input {
     /// The input can be read only once. It is not copied, because a pipe that stays open would block for ever.
     pub(super) fn for_runs(runs: usize) -> anyhow::Result<Self> {
         let stdin = io::stdin().as_fd().try_clone_to_owned();
-        Self::new(File::from(stdin.context("standard input")?), runs)
+        Self::from_file(File::from(stdin.context("standard input")?), runs)
     }
 
-    /// Like [`for_runs`](Self::for_runs), for an open file in place of standard input.
-    fn new(mut file: File, runs: usize) -> anyhow::Result<Self> {
+    /// Like [`for_runs`](Self::for_runs), but for any open file. A device without offsets, such as a terminal, is not
+    /// refused.
+    fn from_file(mut file: File, runs: usize) -> anyhow::Result<Self> {
         if runs == 1 {
             return Ok(Self::Stream);
         }
@@ -49,8 +50,8 @@ impl Input {
         }
     }
 
-    /// Sets the offset of a file back to the start of the first run; does nothing for a stream. The command
-    /// inherits it with the descriptor.
+    /// Sets the offset of a file back to where the first run has started; does nothing for a stream. The command shares
+    /// the offset, which it inherits with the descriptor.
     pub(super) fn rewind(&mut self) -> anyhow::Result<()> {
         if let Self::File { file, start } = self {
             let rewound = file.seek(SeekFrom::Start(*start));
@@ -73,7 +74,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"read before, then for each run").unwrap();
         file.seek(SeekFrom::Start(13)).unwrap();
-        let mut input = Input::new(file.try_clone().unwrap(), 3).unwrap();
+        let mut input = Input::from_file(file.try_clone().unwrap(), 3).unwrap();
         for _ in 0..3 {
             input.rewind().unwrap();
             let mut text = String::new();
@@ -85,7 +86,7 @@ mod tests {
     #[test]
     fn pipe_serves_a_single_run_only() {
         let check = |make: &dyn Fn() -> OwnedFd, is_refused: bool| {
-            let input = |runs| Input::new(File::from(make()), runs);
+            let input = |runs| Input::from_file(File::from(make()), runs);
             input(1).unwrap();
             let refusal = input(5).err().map(|error| error.to_string());
             assert_eq!(refusal.is_some(), is_refused, "{refusal:?}");

@@ -24,7 +24,7 @@ const CONFIG: &str = "sampler = \"memprof\"\ncontrol = \"off\"\n[keep]\ncount = 
 ///
 /// # Errors
 /// The command cannot be run, has failed, was interrupted, or has left no dump.
-pub(super) fn measure(args: &TestArgs) -> anyhow::Result<Measurement> {
+pub(super) fn measure_command(args: &TestArgs) -> anyhow::Result<Measurement> {
     let dir = tempfile::tempdir().context("failed to make a directory for the dumps")?;
     let config = dir.path().join("config.toml");
     let dumps = dir.path().join("dumps");
@@ -63,6 +63,7 @@ pub(super) fn measure(args: &TestArgs) -> anyhow::Result<Measurement> {
         }
     }
     let mut measured = read_dumps(&dumps)?;
+    // Keeps the dumps for `Stacks::read`.
     measured.dumps.dir = Some(dir);
     if measured.processes == 0 {
         let message = format!(
@@ -83,7 +84,7 @@ fn describe_exit(status: ExitStatus) -> String {
     }
 }
 
-/// Reads the totals of all dumps in a directory; no processes if it does not exist.
+/// Reads the totals of all dumps in a directory. If it does not exist, no process is counted.
 fn read_dumps(dumps: &Path) -> anyhow::Result<Measurement> {
     let mut measured = Measurement::default();
     let entries = match fs::read_dir(dumps) {
@@ -116,7 +117,7 @@ fn add_dump(measured: &mut Measurement, dump: PathBuf) -> anyhow::Result<()> {
         ));
     }
     measured.processes += 1;
-    measured.allocated += tally.bytes;
+    measured.allocated = measured.allocated.saturating_add(tally.bytes);
     if tally.peak > measured.peak {
         measured.peak = tally.peak;
         measured.dumps.peak_index = Some(measured.dumps.files.len());
@@ -128,7 +129,7 @@ fn add_dump(measured: &mut Measurement, dump: PathBuf) -> anyhow::Result<()> {
 /// Reads the origin of a dump, and checks the dump to its end.
 fn read_origin(dump: &Path) -> anyhow::Result<ProfileOrigin> {
     let mut bytes = BufReader::new(File::open(dump)?);
-    Ok(memprof_report::parse(&mut bytes, &Limits::default(), false)?.origin)
+    Ok(memprof_report::parse_profile(&mut bytes, &Limits::default(), false)?.origin)
 }
 
 #[cfg(test)]
@@ -145,8 +146,21 @@ mod tests {
         assert_eq!(measured.processes, 0);
         assert_eq!(measured.uncounted, ["a process"]);
         let counted = Measurement::default();
-        assert!(counted.require_counted().is_ok());
-        let error = measured.require_counted().unwrap_err().to_string();
+        assert!(counted.require_all_counted().is_ok());
+        let error = measured.require_all_counted().unwrap_err().to_string();
         assert!(error.contains("a process was not counted"), "{error}");
+    }
+
+    /// Any process can write a dump into the directory.
+    #[test]
+    fn sum_of_largest_tallies_is_limited() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "heap_v2/524288\n  t*: 0: 0 [0: 0]\n\nMAPPED_LIBRARIES:\n\
+                    # tally: 1 objects, 18446744073709551615 bytes, 8 at the peak\n";
+        for name in ["one.heap", "two.heap"] {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        let measured = read_dumps(dir.path()).unwrap();
+        assert_eq!((measured.processes, measured.allocated), (2, u64::MAX));
     }
 }

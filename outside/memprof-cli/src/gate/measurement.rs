@@ -76,9 +76,9 @@ impl Measurement {
         }
     }
 
-    /// Fails unless every process was counted: as limits, the totals would be too low for a run that counts more of
-    /// them.
-    pub(super) fn require_counted(&self) -> anyhow::Result<()> {
+    /// Fails unless every process was counted: written as limits, too low totals would fail a later run that counts
+    /// more of them.
+    pub(super) fn require_all_counted(&self) -> anyhow::Result<()> {
         let Some(first) = self.uncounted.first() else {
             return Ok(());
         };
@@ -94,8 +94,8 @@ impl Measurement {
     }
 }
 
-/// Returns the run with the median peak, with the median of all runs as its other total. Of several runs, also has the
-/// spread of each total. `None` without runs.
+/// Returns the run with the median peak; its allocated bytes are replaced by the median of all runs. With several runs,
+/// it also gets the spread of each total. `None` without runs.
 pub(super) fn median_run(mut runs: Vec<Measurement>) -> Option<Measurement> {
     let median_and_spread = |total: BudgetedTotal, runs: &mut Vec<Measurement>| {
         runs.sort_by_key(|run| run.total(total));

@@ -7,12 +7,13 @@ use serde::Serialize;
 
 use super::budget::Budget;
 use super::budget_file::BudgetFile;
-use super::check_text::{check_lines, format_size};
+use super::check_text::check_lines;
 use super::findings::Findings;
 use super::junit::format_junit;
 use super::measurement::{BudgetedTotal, Measurement};
 use super::verdict::BudgetVerdict;
 use super::{FormatArg, TestArgs};
+use crate::quantities::format_size;
 
 /// Output of `memprof test --format json`.
 #[derive(Serialize)]
@@ -23,7 +24,8 @@ struct VerdictOutput<'a> {
     verdict: &'a BudgetVerdict,
 }
 
-/// Formats a verdict about a budget file. The default is the format of GitHub in its workflows, else text.
+/// Formats a verdict about a budget file as `--format` requests. The default in a workflow of GitHub, by
+/// `GITHUB_ACTIONS`, is its format, else text.
 pub(super) fn format_verdict(
     verdict: &BudgetVerdict,
     file: &BudgetFile,

@@ -13,7 +13,7 @@ use memprof_report::{
 
 use super::measurement::{BudgetedTotal, Measurement};
 use crate::output;
-use crate::report_form::show_progress;
+use crate::report_form::show_symbolizing_progress;
 
 /// Estimates by stack, from samples.
 #[derive(Clone, Debug, Default)]
@@ -72,7 +72,8 @@ impl Stacks {
         }
     }
 
-    /// Returns the bytes and standard error of each function that allocates, the largest first.
+    /// Returns the bytes and standard error of each function that allocates, which is the leaf of its stacks. The
+    /// largest comes first.
     pub(super) fn function_rows(&self, total: BudgetedTotal) -> Vec<FunctionRow> {
         let mut rows: HashMap<&str, (u64, f64)> = HashMap::new();
         for stack in self.for_total(total) {
@@ -91,8 +92,8 @@ impl Stacks {
         rows
     }
 
-    /// Returns whether a function has any sample, in either total.
-    pub(super) fn has_function(&self, function: &str) -> bool {
+    /// Returns whether `function` is the leaf of a stack that was sampled for one of the [`BudgetedTotal`]s.
+    pub(super) fn has_leaf(&self, function: &str) -> bool {
         let mut totals = BudgetedTotal::ALL.into_iter();
         totals.any(|total| self.heaviest_stack(total, function).is_some())
     }
@@ -114,15 +115,16 @@ fn read_symbolized(dump: &Path) -> anyhow::Result<SymbolizedProfile> {
         bytes: &mut BufReader::new(File::open(dump).with_context(failed)?),
     };
     let sources = Sources::for_process(None);
-    Ok(memprof_report::read(
+    Ok(memprof_report::read_profile(
         input,
         Some(&sources),
         &Options::default(),
-        &show_progress,
+        &show_symbolizing_progress,
     )?)
 }
 
-/// Folds the stacks of a profile to the functions of the program, with the estimate of a total in bytes.
+/// Folds the stacks of a profile to the functions of the program. Each has the estimate of a total in bytes; a negative
+/// one counts as 0.
 fn fold_stacks(profile: &SymbolizedProfile, total: BudgetedTotal) -> Vec<Stack> {
     let rules = OriginRules::default();
     let folded = Folded::new(

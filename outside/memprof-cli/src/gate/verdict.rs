@@ -92,7 +92,7 @@ impl BudgetVerdict {
                     measured: bytes,
                     error: error as u64,
                     is_broken,
-                    is_matched: stacks.has_function(name),
+                    is_matched: stacks.has_leaf(name),
                     guilty: is_broken.then(regressed).flatten(),
                 });
             }

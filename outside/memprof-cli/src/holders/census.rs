@@ -1,12 +1,14 @@
 //! `memprof holders --census`: the objects of a Python process by type.
 
-use memprof_leaks::{AnalysisOptions, Census, census};
+use memprof_leaks::{AnalysisOptions, Census, take_census};
 use memprof_report::{Cells, Column, Outline};
 use serde::Serialize;
 
 use super::HoldersArgs;
-use crate::analysis_summary::{AnalysisSummary, analyze, describe_process, format_size};
+use crate::analysis_summary::{AnalysisSummary, analyze};
 use crate::exit::Outcome;
+use crate::process_names::describe_process;
+use crate::quantities::format_size;
 use crate::result_output::{MAX_ROWS, ResultOutput};
 
 /// Notes of the page.
@@ -42,14 +44,14 @@ struct TypeRow<'a> {
     bytes: u64,
 }
 
-/// Counts the objects of a process, and writes them as a table.
+/// Runs `memprof holders --census`: counts the objects of a Python process by type, and writes them as a table.
 pub(super) fn run(
     args: &HoldersArgs,
     options: AnalysisOptions,
     output: &ResultOutput<'_>,
 ) -> Outcome {
     let counted = analyze(args.pid, options, |options, progress| {
-        census(args.pid, options, progress)
+        take_census(args.pid, options, progress)
     })?;
     let rows = counted.types.iter().map(|row| TypeRow {
         name: &row.name,
@@ -106,11 +108,11 @@ fn format_text(reply: &CensusOutput<'_>, head: &[String], census: &Census, top: 
         let bytes = format_size(row.bytes);
         format!("{bytes:>12} {:>10}  {}", row.objects, row.name)
     }));
-    lines.extend(reply.analysis.lines());
+    lines.extend(reply.analysis.closing_lines());
     lines.join("\n")
 }
 
-/// Outline with a row for each type, up to [`MAX_ROWS`].
+/// Builds the outline with a row for each type, up to [`MAX_ROWS`].
 fn type_outline(rows: &[TypeRow<'_>]) -> Outline {
     let rows = &rows[..rows.len().min(MAX_ROWS)];
     let column = |title, help, cells| Column {

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use memprof_leaks::{HolderGroup, Holding};
 use memprof_report::{Cells, Column, Outline, OutlinePage};
 
-use super::rows::{ClassRow, HolderRow, HolderStep, is_memprofs, step_for_group};
+use super::rows::{ClassRow, HolderRow, HolderStep, is_memprof_holder, step_for_group};
 use super::{HoldersOutput, step_text, summary_lines};
 use crate::result_output::{MAX_ROWS, POOLS_NOTE};
 
@@ -25,7 +25,7 @@ pub(super) fn build_page(
 ) -> OutlinePage {
     let mut head = summary_lines(reply, holding);
     let outlines = match is_overview {
-        false => vec![row_outline(&reply.holders)],
+        false => vec![object_outline(&reply.holders)],
         true => {
             let groups = &holding.groups;
             let shown = largest_groups(groups);
@@ -64,7 +64,7 @@ fn group_outline(groups: &[HolderGroup], shown: &[usize]) -> Outline {
     let mut rows = OutlineBuilder::default();
     let roots = below[0]
         .iter()
-        .filter(|index| !is_memprofs(&groups[**index].kind));
+        .filter(|index| !is_memprof_holder(&groups[**index].kind));
     let mut open: Vec<_> = roots.map(|index| (*index, 0)).collect();
     while let Some((index, depth)) = open.pop() {
         let group = &groups[index];
@@ -76,11 +76,12 @@ fn group_outline(groups: &[HolderGroup], shown: &[usize]) -> Outline {
         );
         open.extend(below[index].iter().map(|within| (*within, depth + 1)));
     }
-    rows.outline("Holders", "Holder and what it holds")
+    rows.into_outline("Holders", "Holder and what it holds")
 }
 
-/// Returns the outline with a row for each group of selected objects, and their holders below it.
-fn row_outline(found: &[HolderRow]) -> Outline {
+/// Returns the outline with a row for each group of selected objects, and rows for their holders below it, the nearest
+/// first.
+fn object_outline(found: &[HolderRow]) -> Outline {
     let mut rows = OutlineBuilder::default();
     for row in found {
         let [object, holders @ ..] = &row.path[..] else {
@@ -90,9 +91,9 @@ fn row_outline(found: &[HolderRow]) -> Outline {
         let name = |holder: &HolderStep| format!("held by {}", step_text(holder));
         holders
             .iter()
-            .for_each(|holder| rows.add_label(1, name(holder)));
+            .for_each(|holder| rows.add_row_without_amounts(1, name(holder)));
     }
-    rows.outline("Objects", "Objects and what holds them, the nearest first")
+    rows.into_outline("Objects", "Objects and what holds them, the nearest first")
 }
 
 /// Returns the outline with a row for each class or size, up to [`MAX_ROWS`].
@@ -103,7 +104,7 @@ fn class_outline(classes: &[ClassRow]) -> Outline {
         rows.add_row(0, class.held_bytes, class.objects, class.name.clone());
     }
     let own = shown.iter().map(|class| Some(class.bytes)).collect();
-    let mut outline = rows.outline("Classes and sizes", "Class, type or size of the objects");
+    let mut outline = rows.into_outline("Classes and sizes", "Class, type or size of the objects");
     let column = Column {
         title: "Of these",
         help: "In the objects themselves",
@@ -132,8 +133,8 @@ impl OutlineBuilder {
         self.names.push(name);
     }
 
-    /// Adds a row without amounts, whose cells in these columns are empty.
-    fn add_label(&mut self, depth: u32, name: String) {
+    /// Adds a row whose cells in the columns of amounts are empty.
+    fn add_row_without_amounts(&mut self, depth: u32, name: String) {
         self.depth.push(depth);
         self.bytes.push(None);
         self.objects.push(None);
@@ -141,7 +142,7 @@ impl OutlineBuilder {
     }
 
     /// Builds the outline from the rows. `names` is the help of the column of names.
-    fn outline(self, title: &'static str, names: &'static str) -> Outline {
+    fn into_outline(self, title: &'static str, names: &'static str) -> Outline {
         let column = |title, help, cells| Column {
             title,
             help,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use memprof_leaks::{GroupKind, HeapObjectKind, Holder, HolderGroup, HolderPath, SampledGroup};
 use serde::Serialize;
 
-use crate::analysis_summary::format_size;
+use crate::quantities::format_size;
 
 /// Least share of a holder's bytes with which an object is shown below it, in percent.
 const MIN_SHOWN_PERCENT: u64 = 5;
@@ -56,6 +56,7 @@ fn unshared_step(group: &GroupKind) -> HolderStep {
             ("variable", format!("{name} ({class})"))
         }
         GroupKind::Holder(Holder::Variable { name, file }) => {
+            // A variable without a symbol is called `FILE+OFFSET`, so its file need not be named again.
             let offset = name.strip_prefix(file.as_str());
             match offset.is_some_and(|offset| offset.starts_with('+')) {
                 true => ("symbol", format!("variable {name}")),
@@ -84,7 +85,7 @@ fn unshared_step(group: &GroupKind) -> HolderStep {
             ("register", format!("registers of thread {thread} ({name})"))
         }
         GroupKind::Holder(Holder::Kernel) => ("kernel", "epoll or a timer".to_owned()),
-        GroupKind::Objects(kind) => ("object", name_of_kind(kind)),
+        GroupKind::Objects(kind) => ("object", object_kind_name(kind)),
     };
     HolderStep {
         kind,
@@ -96,7 +97,7 @@ fn unshared_step(group: &GroupKind) -> HolderStep {
 
 /// Returns the name of a class, or a size: up to 1 KiB as `48 B`, above that as the upper limit of a range, `up to
 /// 2.00KiB`.
-fn name_of_kind(kind: &HeapObjectKind) -> String {
+fn object_kind_name(kind: &HeapObjectKind) -> String {
     match kind {
         HeapObjectKind::Class(name) => name.to_string(),
         HeapObjectKind::Size(bytes) if *bytes <= 1024 => format!("{bytes} B"),
@@ -112,7 +113,7 @@ pub(super) fn step_for_group(group: &HolderGroup) -> HolderStep {
     }
 }
 
-/// Returns the steps from a group to its outermost holder, the group first.
+/// Returns the steps from a group to its outermost holder, the group first. The process, which is group 0, is no step.
 fn path_to_root(groups: &[HolderGroup], mut index: usize) -> Vec<HolderStep> {
     let mut path = Vec::new();
     while index != 0 {
@@ -124,7 +125,7 @@ fn path_to_root(groups: &[HolderGroup], mut index: usize) -> Vec<HolderStep> {
 
 /// Returns the rows of the `top` largest holders, except memprof's own. Each is followed by the groups below it that
 /// hold more than [`MIN_SHOWN_PERCENT`] of its bytes, up to a depth of [`MAX_SHOWN_DEPTH`].
-pub(super) fn largest_holders(groups: &[HolderGroup], top: usize) -> Vec<HolderRow> {
+pub(super) fn largest_holder_rows(groups: &[HolderGroup], top: usize) -> Vec<HolderRow> {
     let mut below = vec![Vec::new(); groups.len()];
     // Group 0 is the process, which holds all objects.
     for (index, group) in groups.iter().enumerate().skip(1) {
@@ -135,9 +136,9 @@ pub(super) fn largest_holders(groups: &[HolderGroup], top: usize) -> Vec<HolderR
     }
     let mut rows = Vec::new();
     // A holder whose objects all belong to holders of an earlier rank holds nothing.
-    let non_empty = below[0]
-        .iter()
-        .filter(|index| groups[**index].held_objects > 0 && !is_memprofs(&groups[**index].kind));
+    let non_empty = below[0].iter().filter(|index| {
+        groups[**index].held_objects > 0 && !is_memprof_holder(&groups[**index].kind)
+    });
     for holder in non_empty.take(top) {
         let shown = groups[*holder].held_bytes / 100 * MIN_SHOWN_PERCENT;
         let mut open = vec![(*holder, 0)];
@@ -156,8 +157,9 @@ pub(super) fn largest_holders(groups: &[HolderGroup], top: usize) -> Vec<HolderR
     rows
 }
 
-/// Returns whether memprof's plugin is the holder: by a variable, or a thread of its own (memprof-own).
-pub(super) fn is_memprofs(group: &GroupKind) -> bool {
+/// Returns whether the holder is memprof's plugin: a variable of it, or the stack or registers of one of its threads,
+/// whose names begin with "memprof-" (memprof-own).
+pub(super) fn is_memprof_holder(group: &GroupKind) -> bool {
     match group {
         GroupKind::Holder(Holder::Variable { file, .. }) => file.ends_with("memory_profile.so"),
         GroupKind::Holder(Holder::Stack { name, .. } | Holder::Registers { name, .. }) => {
@@ -167,11 +169,11 @@ pub(super) fn is_memprofs(group: &GroupKind) -> bool {
     }
 }
 
-/// Returns the numbers of objects and bytes that memprof's plugin holds for itself.
+/// Returns the numbers of objects and bytes that memprof's plugin holds for itself, summed over its holders.
 pub(super) fn held_by_memprof(groups: &[HolderGroup]) -> (u64, u64) {
     let own = groups
         .iter()
-        .filter(|group| group.parent == 0 && is_memprofs(&group.kind));
+        .filter(|group| group.parent == 0 && is_memprof_holder(&group.kind));
     own.fold((0, 0), |(objects, bytes), group| {
         (objects + group.held_objects, bytes + group.held_bytes)
     })
@@ -244,7 +246,7 @@ pub(super) fn class_rows(groups: &[HolderGroup]) -> Vec<ClassRow> {
         let GroupKind::Objects(kind) = &group.kind else {
             continue;
         };
-        let name = name_of_kind(kind);
+        let name = object_kind_name(kind);
         let class = classes.entry(name.clone()).or_insert(ClassRow {
             name,
             objects: 0,
@@ -286,7 +288,7 @@ mod tests {
             (stack("memprofiler"), false),
             (GroupKind::Process, false),
         ] {
-            assert_eq!(is_memprofs(&kind), expected, "{kind:?}");
+            assert_eq!(is_memprof_holder(&kind), expected, "{kind:?}");
         }
     }
 

@@ -1,15 +1,15 @@
 //! Ledger of a process without the plugin.
 
-use memprof_leaks::mapped_parts;
+use memprof_leaks::find_mapped_parts;
 use memprof_messages::{Ledger, LedgerPart, LedgerRow, ledger_text};
-use memprof_ptrace::examine;
+use memprof_ptrace::examine_for_load;
 use serde::Serialize;
 
 use super::page::build_ledger_page;
-use super::{parts, walk, walk_process};
-use crate::analysis_summary::describe_process;
+use super::{parts, refine_process_ledger, walk};
 use crate::doctor::next_command;
 use crate::exit::{FAILED, Outcome, UNREACHABLE, with_exit_code};
+use crate::process_names::describe_process;
 use crate::refusal_error::refusal_error;
 use crate::result_output::ResultOutput;
 
@@ -28,7 +28,7 @@ struct OutsideLedger {
 /// Runs `memprof ledger` on a process without the plugin.
 pub(super) fn run(pid: u32, form: &ResultOutput<'_>) -> Outcome {
     let ledger = build_ledger(pid)?;
-    let next = next_command(pid, examine(pid).is_ok());
+    let next = next_command(pid, examine_for_load(pid).is_ok());
     let text = format!("{}next: {next}", ledger_text(&ledger));
     let output = OutsideLedger {
         status: "ok",
@@ -58,10 +58,10 @@ fn build_ledger(pid: u32) -> anyhow::Result<Ledger> {
         walk: None,
         parts: Vec::new(),
     };
-    let Err(reason) = walk_process(pid, &mut ledger) else {
+    let Err(reason) = refine_process_ledger(pid, &mut ledger) else {
         return Ok(ledger);
     };
-    let found = mapped_parts(pid, None).map_err(|error| match examine(pid) {
+    let found = find_mapped_parts(pid, None).map_err(|error| match examine_for_load(pid) {
         Err(refusal) => refusal_error(pid, &refusal.into()),
         Ok(_) => with_exit_code(FAILED, format!("{pid}: {error}")),
     })?;
@@ -83,7 +83,7 @@ fn build_ledger(pid: u32) -> anyhow::Result<Ledger> {
     let outside = ledger.rows[1].bytes;
     let found = walk::outside_malloc_finding(outside, 0, ledger.rss_bytes);
     ledger.verdicts.extend(found);
-    parts::improve_finding(&mut ledger, pid);
+    parts::name_parts_in_finding(&mut ledger, pid);
     ledger.verdicts.push(parts::not_walked_finding(&reason));
     Ok(ledger)
 }

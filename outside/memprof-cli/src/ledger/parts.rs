@@ -20,10 +20,10 @@ const RUNTIMES: [(&str, RuntimeHeap); 4] = [
 /// Adds the parts to a ledger whose heaps were walked. Makes their sum equal to the row `not_the_allocator`, because
 /// the kernel's counts were read a little later than the parts.
 pub(super) fn apply_parts(ledger: &mut Ledger, found: &[MappedPart], pid: u32) {
-    ledger.parts = found.iter().map(memory_part).collect();
+    ledger.parts = found.iter().map(to_memory_part).collect();
     let expected = find_row(ledger, LedgerPart::NotTheAllocator).map_or(0, |row| row.bytes);
     fit_to_sum(&mut ledger.parts, expected);
-    improve_finding(ledger, pid);
+    name_parts_in_finding(ledger, pid);
 }
 
 /// Returns the rows and parts of a process whose heaps were not walked: memory that is certainly no allocator's, and
@@ -34,7 +34,7 @@ pub(super) fn rows_without_walk(
 ) -> (Vec<LedgerRow>, Vec<MemoryPart>) {
     let is_proven =
         |part: &&MappedPart| !matches!(part.kind, MappedPartKind::NotKnown | MappedPartKind::Brk);
-    let mut parts: Vec<_> = found.iter().filter(is_proven).map(memory_part).collect();
+    let mut parts: Vec<_> = found.iter().filter(is_proven).map(to_memory_part).collect();
     let proven = parts.iter().map(|part| part.resident_bytes).sum::<u64>();
     let proven = proven.min(anonymous);
     fit_to_sum(&mut parts, proven);
@@ -49,8 +49,8 @@ pub(super) fn rows_without_walk(
     (rows.into(), parts)
 }
 
-/// Converts a part that was found to one of the ledger.
-fn memory_part(part: &MappedPart) -> MemoryPart {
+/// Converts a part that the analysis of the mappings found to one of the ledger.
+fn to_memory_part(part: &MappedPart) -> MemoryPart {
     let kind = match part.kind {
         MappedPartKind::LanguageHeap => MemoryPartKind::LanguageHeap,
         MappedPartKind::CompiledCode => MemoryPartKind::CompiledCode,
@@ -105,13 +105,14 @@ fn is_outside_rss(part: &MemoryPart) -> bool {
     part.kind == MemoryPartKind::HugePages || part.kind == MemoryPartKind::Device
 }
 
-/// Finds the row of that part. `None` if the ledger lacks it.
+/// Finds the row of a part. `None` if the ledger lacks it.
 fn find_row(ledger: &Ledger, part: LedgerPart) -> Option<&LedgerRow> {
     ledger.rows.iter().find(|row| row.name == part)
 }
 
-/// Names the largest parts in the finding that much memory is outside of the allocators, with the remedy for the largest.
-pub(super) fn improve_finding(ledger: &mut Ledger, pid: u32) {
+/// Adds the names and sizes of the largest parts to the finding that much memory is outside of the allocators, and
+/// gives it the remedy for the largest. Does nothing without such a finding.
+pub(super) fn name_parts_in_finding(ledger: &mut Ledger, pid: u32) {
     let resident = ledger.parts.iter().filter(|part| part.resident_bytes > 0);
     let named: Vec<_> = resident
         .take(MAX_NAMED)
@@ -129,7 +130,7 @@ pub(super) fn improve_finding(ledger: &mut Ledger, pid: u32) {
     }
 }
 
-/// Returns the remedy for much memory of one owner.
+/// Returns the remedy for much memory of one owner, with `PID` in place of the pid.
 fn part_remedy(part: &MemoryPart) -> String {
     let runtime = RUNTIMES
         .iter()
@@ -199,7 +200,7 @@ mod tests {
             part(NotKnown, "not known", 10),
         ];
         let check = |expected: u64, rest: &[(&str, u64)]| {
-            let mut parts: Vec<_> = found.iter().map(memory_part).collect();
+            let mut parts: Vec<_> = found.iter().map(to_memory_part).collect();
             fit_to_sum(&mut parts, expected);
             let all: Vec<_> = parts
                 .iter()
@@ -238,7 +239,7 @@ mod tests {
     fn remedy_is_that_of_the_largest_part() {
         use MappedPartKind::{LanguageHeap, NotKnown, ThreadStacks};
         let check = |kind, owner: &str, expected: &str| {
-            let remedy = part_remedy(&memory_part(&part(kind, owner, 1)));
+            let remedy = part_remedy(&to_memory_part(&part(kind, owner, 1)));
             assert!(remedy.contains(expected), "{remedy}");
         };
         check(LanguageHeap, "Java heap", "GC.class_histogram");

@@ -22,14 +22,15 @@ pub(super) struct ResidentMemory {
 }
 
 impl ResidentMemory {
-    /// Reads the resident memory of a process. `None` if it has ended.
+    /// Reads the resident memory of a process. `None` if its status cannot be read or has none, as after its end.
     pub(super) fn read(pid: u32) -> Option<Self> {
         let path = Path::new("/proc").join(pid.to_string()).join("status");
         Self::parse(&read_proc_text(path).ok()?)
     }
 
-    /// The resident memory without what was added to the anonymous memory since it had `anonymous` bytes, when the heaps
-    /// were walked: the allocators' part of that would be outside of the walk.
+    /// Returns the resident memory without the growth of its anonymous part since the heaps were walked, when that had
+    /// `anonymous` bytes: the walk does not know which of the new bytes are an allocator's. A difference up to
+    /// [`COUNT_ERROR`] is no growth.
     pub(super) fn without_growth_since(self, anonymous: u64) -> Self {
         let has_grown = self.anonymous.saturating_sub(anonymous) > COUNT_ERROR;
         Self {
@@ -38,7 +39,7 @@ impl ResidentMemory {
         }
     }
 
-    /// All of it.
+    /// Returns the sum of the three parts, which is RSS.
     pub(super) fn total(self) -> u64 {
         self.anonymous + self.file + self.shared
     }
@@ -53,7 +54,7 @@ impl ResidentMemory {
     }
 }
 
-/// Returns the bytes that a process marked as free until the kernel needs them; 0 if unknown.
+/// Reads the bytes that a process marked as free until the kernel needs them (`MADV_FREE`). 0 if they cannot be read.
 pub(super) fn lazily_free_bytes(pid: u32) -> u64 {
     let path = Path::new("/proc")
         .join(pid.to_string())
@@ -62,16 +63,16 @@ pub(super) fn lazily_free_bytes(pid: u32) -> u64 {
     bytes_in_line(&rollup, "LazyFree:").unwrap_or(0)
 }
 
-/// Parses a line such as `RssAnon:  12 kB`, which begins with `name` and its colon. Returns bytes. `None` if there is no
-/// such line, or its value is in another form.
+/// Parses the line of a file in /proc that begins with `name`, such as `RssAnon:  12 kB` for `RssAnon:`. Returns bytes.
+/// `None` if there is no such line, or its value is in another form.
 fn bytes_in_line(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
 }
 
-/// Replaces the rows of a ledger by those of the walk, and the findings that follow from them. `lazily_free` are the
-/// bytes that the process marked as free until the kernel needs them.
+/// Replaces the rows of a ledger by those of the walk, sets its RSS to `resident`, and replaces the findings that
+/// follow from the rows. `lazily_free` are the bytes that the process marked as free until the kernel needs them.
 pub(super) fn apply_walk(
     ledger: &mut Ledger,
     walked: &HeapResidency,
@@ -80,7 +81,7 @@ pub(super) fn apply_walk(
 ) {
     let sampling_before = row_bytes(ledger, LedgerPart::Sampling);
     let mut remaining = resident.anonymous;
-    // The kernel's counts are not exact.
+    // The kernel's counts are not exact, so no part gets more than the parts before it have left.
     let mut subtract = |bytes: u64| {
         let part = bytes.min(remaining);
         remaining -= part;
@@ -88,6 +89,7 @@ pub(super) fn apply_walk(
     };
     let live = subtract(walked.live);
     let thread_caches = subtract(walked.thread_caches);
+    // The cost of sampling is free space in the pages of sampled objects, which the walk counts as fragments.
     let sampling = subtract(sampling_before.min(walked.fragments));
     let fragments = subtract(walked.fragments - sampling);
     let free = subtract(walked.free_pages);
@@ -158,8 +160,9 @@ pub(super) fn apply_walk(
     ledger.verdicts.extend(findings.into_iter().flatten());
 }
 
-/// Notes in the finding `Uncertain` why the heaps were not walked. Adds this finding if there is none.
-pub(super) fn note_failure(ledger: &mut Ledger, reason: &str) {
+/// Writes into the finding `Uncertain` why the heaps were not walked, in place of its remedy. Adds this finding if
+/// there is none.
+pub(super) fn note_walk_failure(ledger: &mut Ledger, reason: &str) {
     let remedy = format!("the heaps were not walked from outside: {reason}");
     let mut findings = ledger.verdicts.iter_mut();
     match findings.find(|finding| finding.kind == LedgerFindingKind::Uncertain) {
@@ -175,7 +178,7 @@ pub(super) fn note_failure(ledger: &mut Ledger, reason: &str) {
 }
 
 /// Builds a finding if the process has notably grown since its heaps were walked, else `None`. `grown` are the bytes of
-/// anonymous memory that it has more now and that are in no row; `rss` are all that it has in memory.
+/// anonymous memory that came since and are in no row; `rss` are all its bytes in memory.
 pub(super) fn later_growth_finding(grown: u64, rss: u64) -> Option<LedgerFinding> {
     LedgerFinding::is_notable(grown, rss).then(|| LedgerFinding {
         kind: LedgerFindingKind::Growth.into(),
@@ -231,7 +234,7 @@ fn is_walked(heap: &AllocatorHeap, walked: &HeapResidency) -> bool {
     walked.allocators.contains(&heap.kind.as_str())
 }
 
-/// Returns the most bytes that the heap of an allocator may have resident, by its own report.
+/// Returns the most bytes that the heap of an allocator may have resident, by its own report; 0 if it reports nothing.
 fn resident_upper_bound(heap: &AllocatorHeap) -> u64 {
     match heap.totals {
         Some(HeapUsage::Detailed(totals)) => totals.resident.saturating_add(totals.lazily_free),
@@ -252,7 +255,7 @@ fn free_pages_finding(
         let lazily = match lazily_free.min(free) {
             0 => String::new(),
             bytes => format!(
-                ", of which {} are marked as free (MADV_FREE): the kernel takes them when memory is short",
+                ", of which {} are marked as free (`MADV_FREE`): the kernel takes them when memory is short",
                 size_text(bytes)
             ),
         };
@@ -294,8 +297,8 @@ fn fragments_finding(bytes: u64, walked: &HeapResidency, rss: u64) -> Option<Led
     })
 }
 
-/// Builds a finding if freed objects in the caches of threads are a notable share of RSS, else `None`. `bytes` are
-/// those of these objects.
+/// Builds a finding if freed objects in the caches of threads are a notable share of RSS, else `None`. `bytes` is the
+/// size of these objects.
 fn thread_caches_finding(bytes: u64, walked: &HeapResidency, rss: u64) -> Option<LedgerFinding> {
     LedgerFinding::is_notable(bytes, rss).then(|| {
         let setting = match walked.allocators.contains(&"jemalloc") {
@@ -324,7 +327,7 @@ pub(super) fn outside_malloc_finding(
         let lazily = match lazily_free {
             0 => String::new(),
             free => format!(
-                ", of which {} are marked as free (MADV_FREE): the kernel takes them when memory is short",
+                ", of which {} are marked as free (`MADV_FREE`): the kernel takes them when memory is short",
                 size_text(free)
             ),
         };
@@ -469,7 +472,7 @@ mod tests {
         let mut ledger = ledger();
         ledger.verdicts.clear();
         for reason in ["has ended", "takes 347.5 ms to stop"] {
-            note_failure(&mut ledger, reason);
+            note_walk_failure(&mut ledger, reason);
             assert_eq!(ledger.verdicts.len(), 1);
             assert_eq!(ledger.verdicts[0].kind, LedgerFindingKind::Uncertain);
             assert!(ledger.verdicts[0].remedy.ends_with(reason), "{ledger:?}");

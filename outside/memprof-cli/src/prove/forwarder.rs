@@ -29,8 +29,8 @@ pub(super) enum Recipient {
 }
 
 impl SignalForwarder {
-    /// Blocks the signals in this thread and in those that it creates later, and starts the thread. Until a command is
-    /// set, a signal ends this program.
+    /// Blocks the signals in this thread and in those that it creates later, and starts the thread that receives them.
+    /// Until the recipient is a command, a signal ends this program.
     ///
     /// # Errors
     /// No descriptor or thread is left.
@@ -42,7 +42,7 @@ impl SignalForwarder {
         let forward = move || {
             while let Ok(Some(info)) = watching.read_signal() {
                 if let Ok(signal) = Signal::try_from(info.ssi_signo.cast_signed()) {
-                    lock(&recipient).handle_signal(signal, info.ssi_code);
+                    lock_recipient(&recipient).handle_signal(signal, info.ssi_code);
                 }
             }
         };
@@ -53,18 +53,18 @@ impl SignalForwarder {
         Ok(forwarder)
     }
 
-    /// Locks the recipient, so that it can be changed. No signal is passed on before the guard is dropped.
+    /// Locks the recipient, so that it can be changed. Until the guard is dropped, signals wait.
     pub(super) fn lock(&self) -> MutexGuard<'_, Recipient> {
-        lock(&self.0)
+        lock_recipient(&self.0)
     }
 }
 
 /// Locks the recipient, even if a thread panicked while it held the lock.
-fn lock(recipient: &Mutex<Recipient>) -> MutexGuard<'_, Recipient> {
+fn lock_recipient(recipient: &Mutex<Recipient>) -> MutexGuard<'_, Recipient> {
     recipient.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Opens a descriptor that receives the signals.
+/// Opens a descriptor that receives the signals, which must be blocked. Reading it waits for one.
 fn open_signal_fd(signals: &SigSet) -> nix::Result<SignalFd> {
     SignalFd::with_flags(signals, SfdFlags::SFD_CLOEXEC)
 }

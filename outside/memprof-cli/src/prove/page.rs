@@ -26,12 +26,15 @@ pub(super) fn build_page(reply: &ProveOutput<'_>) -> OutlinePage {
         ));
     }
     let command = "leaks --prove";
-    reply
-        .analysis
-        .build_page(command, &head, &LIMITS, vec![outline(shown, &head[0])])
+    reply.analysis.build_page(
+        command,
+        &head,
+        &LIMITS,
+        vec![leaked_outline(shown, &head[0])],
+    )
 }
 
-/// Name of a group's row: its class, else who allocated it.
+/// Returns the name of a group's row: its class, else who allocated it.
 fn row_name(group: &LeakedGroup<'_>) -> String {
     match (group.class, group.function, &group.sampled_origin) {
         (Some(class), ..) => class.to_owned(),
@@ -41,9 +44,10 @@ fn row_name(group: &LeakedGroup<'_>) -> String {
     }
 }
 
-/// Outline with a row for each group of leaked objects. Below each are the functions through which its objects were
-/// allocated, and what is known of its origin from samples. If there are no groups, it shows the heading.
-fn outline(groups: &[LeakedGroup<'_>], heading: &str) -> Outline {
+/// Builds the outline with a row for each group of leaked objects. Below each are the functions through which its
+/// objects were allocated and, if the row has the name of a class, their probable origin. If there are no groups, the
+/// outline shows the heading.
+fn leaked_outline(groups: &[LeakedGroup<'_>], heading: &str) -> Outline {
     let mut depth = Vec::new();
     let (mut bytes, mut objects, mut sizes) = (Vec::new(), Vec::new(), Vec::new());
     let (mut examples, mut names) = (Vec::new(), Vec::new());

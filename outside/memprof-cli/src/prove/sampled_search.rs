@@ -4,13 +4,14 @@
 use std::time::Duration;
 
 use memprof_host::client::Client;
-use memprof_leaks::{AnalysisOptions, Proof, prove};
+use memprof_leaks::{AnalysisOptions, Proof, prove_leaks};
 use nix::sys::signal::Signal;
 
-use crate::analysis_summary::{analyze, describe_process};
+use crate::analysis_summary::analyze;
 use crate::exit::{UNREACHABLE, with_exit_code};
 use crate::interrupts::Interrupts;
 use crate::output;
+use crate::process_names::describe_process;
 use crate::record::{Activation, HostProcess, SamplingEnd, SamplingOptions, wait_for_end};
 use crate::temporary_attachment::{AttachOptions, TemporaryAttachment};
 
@@ -44,7 +45,7 @@ pub(super) fn sample_and_prove(
         Ok(attachment) => attachment,
         Err(error) => {
             note_unsampled(&error);
-            let proof = search(pid, options)?;
+            let proof = search_for_leaks(pid, options)?;
             return Ok(SampledProof {
                 proof,
                 detach_error: None,
@@ -73,11 +74,11 @@ fn sample_and_search(
         Ok(activation) => activation,
         Err(error) => {
             note_unsampled(&error);
-            return search(pid, options);
+            return search_for_leaks(pid, options);
         }
     };
     let end = wait_for_end(sampling.duration, client, &process, interrupts, |client| {
-        activation.adjust(client)
+        activation.adjust_interval(client)
     })?;
     let reason = match end {
         SamplingEnd::Time => None,
@@ -101,12 +102,12 @@ fn sample_and_search(
             format!("{name} {reason}; it was not searched"),
         ));
     }
-    let proof = search(pid, options);
+    let proof = search_for_leaks(pid, options);
     end_sampling(&activation, client, interrupts);
     proof
 }
 
-/// Ends the sampling. A failure is only noted: it does not make the search worthless.
+/// Ends the sampling. A failure is only noted: the search is valid without it.
 fn end_sampling(activation: &Activation, client: &mut Client, interrupts: &Interrupts) {
     if let Err(error) = activation.end(client, interrupts) {
         output::note(&format!("the sampling was not ended: {error:#}"));
@@ -114,9 +115,9 @@ fn end_sampling(activation: &Activation, client: &mut Client, interrupts: &Inter
 }
 
 /// Searches a process for leaked objects, whether it samples or not.
-fn search(pid: u32, options: AnalysisOptions) -> anyhow::Result<Proof> {
+fn search_for_leaks(pid: u32, options: AnalysisOptions) -> anyhow::Result<Proof> {
     analyze(pid, options, |options, progress| {
-        prove(pid, options, progress)
+        prove_leaks(pid, options, progress)
     })
 }
 

@@ -31,7 +31,7 @@ pub(super) struct WorkResults<R> {
 
 /// Passes each item to the work, on a thread for each processor, until the total time is over, or no item was finished
 /// for the time `silent` of `limits`. `new_work` makes the work of each thread. A thread that is stuck in an item is
-/// left there; another one takes its place, up to [`MAX_THREADS`].
+/// left there: whenever no item was finished for the time `stuck`, another thread is started, up to [`MAX_THREADS`].
 pub(super) fn work_within<R: Send + 'static, W: FnMut(u32) -> R + Send + 'static>(
     limits: WorkLimits,
     items: Vec<u32>,

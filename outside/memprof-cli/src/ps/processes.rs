@@ -1,25 +1,22 @@
 //! Processes of this machine: what they are, how fast they grow, and what memprof can do with each.
 
 use std::collections::{HashMap, HashSet};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use memchr::memmem::find;
 use memprof_ptrace::{ExaminedProcess, ListResult, ListedProcess, ProcessLister, Refusal};
-use memprof_report::{SampleType, format_amount};
 use nix::unistd::{Uid, User};
 use serde::Serialize;
 
 use super::bounded_work::work_within;
-use super::resident::{resident_bytes, short_size};
+use super::resident::short_size;
 use super::unexamined::LIST_TIME;
 use crate::container::Container;
 use crate::exit::{FAILED, with_exit_code};
 use crate::output;
 use crate::program_kind::ProgramKinds;
+use crate::quantities::format_size;
 
-/// Least time over which growth is measured: to list some processes takes less.
-const MIN_GROWTH_TIME: Duration = Duration::from_millis(250);
 /// Processes that the user may see.
 #[derive(Debug)]
 pub(super) struct Processes {
@@ -31,8 +28,6 @@ pub(super) struct Processes {
     pub(super) unexamined: Vec<u32>,
     /// Pids of the processes that may have the plugin.
     pub(super) plugin_pids: Vec<u32>,
-    /// Time before the first process was examined.
-    start: Instant,
 }
 
 /// Row of a process, or what it is instead.
@@ -50,16 +45,19 @@ enum RowResult {
 /// A row of `memprof ps --all`.
 #[derive(Debug, Serialize)]
 pub(super) struct ProcessRow {
-    pid: u32,
+    pub(super) pid: u32,
     name: String,
     command: String,
     uid: u32,
     /// Name of the user, or the number if there is none.
     user: String,
     /// Resident memory in bytes.
-    rss: u64,
+    pub(super) rss: u64,
+    /// Time at which `rss` was read.
+    #[serde(skip)]
+    pub(super) examined: Instant,
     /// Growth of the resident memory; `None` if the process has ended meanwhile.
-    growth_bytes_per_s: Option<i64>,
+    pub(super) growth_bytes_per_s: Option<i64>,
     /// Language of the program, or of its interpreter.
     #[serde(skip_serializing_if = "Option::is_none")]
     language: Option<&'static str>,
@@ -104,26 +102,29 @@ const PLUGIN_NOTE: &str =
 /// Note on a process whose seccomp filter can be read only while a thread is stopped.
 const FILTER_NOTE: &str = "its seccomp filter is read at attach";
 
-/// Lists the processes of /proc, the largest first, none of them as a host. Those not examined in [`LIST_TIME`] are only
-/// named.
+/// Lists the processes of /proc, the largest first; hosts are marked later ([`Processes::mark_hosts`]). Of those not
+/// examined in [`LIST_TIME`], only the pids are listed.
 ///
 /// # Errors
 /// /proc is not mounted.
 pub(super) fn list_processes() -> anyhow::Result<Processes> {
-    let start = Instant::now();
     let failed = |error: Refusal| with_exit_code(FAILED, error.to_string());
     let lister = ProcessLister::new().map_err(failed)?;
-    let pids = lister.pids().map_err(failed)?;
+    let pids = lister.list_pids().map_err(failed)?;
     let listed = work_within(LIST_TIME, pids, || {
         let lister = lister.clone();
         let (mut kinds, mut users) = (ProgramKinds::default(), HashMap::new());
-        move |pid| match lister.examine(pid) {
-            ListResult::Process(process) => RowResult::Row {
-                has_plugin: find(&process.maps, PLUGIN_NAME).is_some(),
-                row: Box::new(process_row(*process, &mut kinds, &mut users)),
-            },
-            ListResult::OtherUser => RowResult::OtherUser,
-            ListResult::Omitted => RowResult::Omitted,
+        move |pid| {
+            // The status is read first, and the rest may take long.
+            let examined = Instant::now();
+            match lister.examine(pid) {
+                ListResult::Process(process) => RowResult::Row {
+                    has_plugin: find(&process.maps, PLUGIN_NAME).is_some(),
+                    row: Box::new(process_row(*process, examined, &mut kinds, &mut users)),
+                },
+                ListResult::OtherUser => RowResult::OtherUser,
+                ListResult::Omitted => RowResult::Omitted,
+            }
         }
     });
     let mut processes = Processes {
@@ -131,7 +132,6 @@ pub(super) fn list_processes() -> anyhow::Result<Processes> {
         other_user_count: 0,
         unexamined: listed.unfinished,
         plugin_pids: Vec::new(),
-        start,
     };
     for result in listed.results {
         match result {
@@ -157,25 +157,13 @@ impl Processes {
             (row.reason, row.remedy, row.note) = (None, None, None);
         }
     }
-
-    /// Measures how the processes grow until `growth_time` after the start of the list; if it is `None`, until
-    /// [`MIN_GROWTH_TIME`] after it.
-    pub(super) fn measure_growth(&mut self, growth_time: Option<Duration>) {
-        let time = growth_time.unwrap_or(MIN_GROWTH_TIME);
-        thread::sleep(time.saturating_sub(self.start.elapsed()));
-        for row in &mut self.rows {
-            row.growth_bytes_per_s = resident_bytes(row.pid).map(|now| {
-                let grown = now.cast_signed() - row.rss.cast_signed();
-                (grown as f64 / self.start.elapsed().as_secs_f64()) as i64
-            });
-        }
-    }
 }
 
 /// Returns the row of a process that is no host: its state, and the reason if attaching is refused. `kinds` and `users`
 /// remember what was found for processes before.
 fn process_row(
     process: ListedProcess,
+    examined: Instant,
     kinds: &mut ProgramKinds,
     users: &mut HashMap<u32, String>,
 ) -> ProcessRow {
@@ -198,13 +186,14 @@ fn process_row(
             AttachState::Refused => &[],
         },
         reason: refusal.map(Refusal::to_string),
-        remedy: refusal.and_then(|refusal| memprof_attach::remedy(pid, refusal)),
+        remedy: refusal.and_then(|refusal| memprof_attach::refusal_remedy(pid, refusal)),
         note: process.outcome.as_ref().ok().and_then(attach_note),
         name: process.status.name,
         command: process.command,
         uid,
         user: users.entry(uid).or_insert_with(|| user_name(uid)).clone(),
         rss: process.status.resident,
+        examined,
         growth_bytes_per_s: None,
         language: kind.language,
         allocators: kind.allocators,
@@ -232,7 +221,7 @@ fn attach_note(examined: &ExaminedProcess) -> Option<&'static str> {
 
 impl ProcessRow {
     /// Returns the text of the state, e.g. `refused: uses musl`, with what works in spite of that.
-    fn verdict(&self) -> String {
+    fn state_text(&self) -> String {
         match self.state {
             AttachState::Loaded => "loaded".to_owned(),
             AttachState::Attachable => match self.note {
@@ -249,7 +238,7 @@ impl ProcessRow {
         }
     }
 
-    /// Returns the state in a word, for a terminal.
+    /// Returns the state in one word, for a terminal.
     fn short_state(&self) -> &'static str {
         match (self.state, self.can) {
             (AttachState::Loaded, _) => "loaded",
@@ -267,8 +256,8 @@ impl ProcessRow {
         }
     }
 
-    /// Returns the command line; the name in brackets, as in ps(1), if the process has cleared it. On a terminal
-    /// without the directory of the program, so that its name is seen.
+    /// Returns the command line; if the process has cleared it, its name in brackets, as ps(1) does. For a terminal
+    /// (`is_terminal`), leaves out the directory of the program, so that the program's name is not cut off.
     fn command_text(&self, is_terminal: bool) -> String {
         let command = self.command.as_str();
         let end = command.find(' ').unwrap_or(command.len());
@@ -281,7 +270,7 @@ impl ProcessRow {
         }
     }
 
-    /// Returns the growth with its sign: `+1.2 MiB/s`; `-` if there is none.
+    /// Returns the growth with its sign, formatted by `size`: `+1.2 MiB/s`. `-` if there is none, or it is not known.
     fn growth_text(&self, size: impl Fn(u64) -> String) -> String {
         match self.growth_bytes_per_s {
             None | Some(0) => "-".to_owned(),
@@ -328,10 +317,9 @@ pub(super) fn format_table(rows: &[ProcessRow], width: Option<usize>) -> String 
                     row.command_text(true),
                 ]
             });
-            table_of(rows, width, heads, cells.collect())
+            format_cells(rows, width, heads, cells.collect())
         }
         None => {
-            let size = |bytes: u64| format_amount(bytes.cast_signed(), SampleType::InuseSpace);
             let heads = [
                 "    PID",
                 "USER",
@@ -347,29 +335,30 @@ pub(super) fn format_table(rows: &[ProcessRow], width: Option<usize>) -> String 
                 [
                     format!("{:>7}", row.pid),
                     row.user.clone(),
-                    format!("{:>10}", size(row.rss)),
-                    format!("{:>12}", row.growth_text(size)),
+                    format!("{:>10}", format_size(row.rss)),
+                    format!("{:>12}", row.growth_text(format_size)),
                     language(row),
                     row.allocator_text(),
-                    row.verdict(),
+                    row.state_text(),
                     container(row),
                     row.command_text(false),
                 ]
             });
-            table_of(rows, None, heads, cells.collect())
+            format_cells(rows, None, heads, cells.collect())
         }
     }
 }
 
-/// Formats a table, without the column of containers if no process is in one. `width` is as for [`format_table`].
-fn table_of(
+/// Formats a table of `cells`, without the column of containers if no process of `rows` is in one. `width` is as for
+/// [`format_table`].
+fn format_cells(
     rows: &[ProcessRow],
     width: Option<usize>,
     heads: [&str; 9],
     mut cells: Vec<[String; 9]>,
 ) -> String {
     if rows.iter().any(|row| row.container.is_some()) {
-        return output::table_within(width, TERMINAL_LIMITS, heads, &cells);
+        return output::format_table_within(width, TERMINAL_LIMITS, heads, &cells);
     }
     let kept = |index: usize| if index < CONTAINER { index } else { index + 1 };
     let heads: [&str; 8] = std::array::from_fn(|index| heads[kept(index)]);
@@ -378,11 +367,12 @@ fn table_of(
         .iter_mut()
         .map(|row| std::array::from_fn(|index| std::mem::take(&mut row[kept(index)])))
         .collect();
-    output::table_within(width, limits, heads, &cells)
+    output::format_table_within(width, limits, heads, &cells)
 }
 
-/// Returns the explanation of the states of a terminal's table; `None` if all processes can be attached to.
-pub(super) fn states_note(rows: &[ProcessRow]) -> Option<String> {
+/// Returns the explanation of the states that a terminal's table abbreviates; `None` if all processes can be attached
+/// to.
+pub(super) fn refused_states_note(rows: &[ProcessRow]) -> Option<String> {
     let refused = rows.iter().find(|row| row.state == AttachState::Refused)?;
     Some(format!(
         "read-only: leaks, holders and ledger work; `memprof doctor {}` says why no more, and of any other process",

@@ -12,6 +12,7 @@ pub(super) fn resident_bytes(pid: u32) -> Option<u64> {
     let mut file = File::open(format!("/proc/{pid}/statm")).ok()?;
     let length = file.read(&mut statm).ok()?;
     let statm = str::from_utf8(&statm[..length]).ok()?;
+    // The fields are `size` and `resident`, in pages (proc_pid_statm(5)).
     let pages: u64 = statm.split_ascii_whitespace().nth(1)?.parse().ok()?;
     Some(pages * rustix::param::page_size() as u64)
 }

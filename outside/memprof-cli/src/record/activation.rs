@@ -14,7 +14,8 @@ use crate::{message, output, target};
 /// Time by which the activation outlasts the recording, so that it ends if this program is killed.
 pub(crate) const LEASE_GRACE: Duration = Duration::from_secs(60);
 
-/// Time limit of what lasts for a recording and a grace, in whole seconds: people read it.
+/// Returns the time limit of what must outlast a recording by a grace: their sum, rounded up to whole seconds, because
+/// people read it.
 pub(crate) fn lease_for(recording: Duration, grace: Duration) -> Duration {
     let exact = recording.saturating_add(grace);
     let fraction = u64::from(exact.subsec_nanos() > 0);
@@ -47,7 +48,7 @@ impl Activation {
         let was_active = status.profiling == Profiling::Active;
         let mut interval = SampleInterval::new(&status, options, was_active);
         if was_active {
-            options.note_ignored(pid);
+            options.note_ignored_options(pid);
             return Ok(Self {
                 pid,
                 was_active,
@@ -64,9 +65,10 @@ impl Activation {
             // Here its pid may be that of another process, and its end is not noticed.
             None => format!(
                 "{pid} samples for up to {lease}, unless it has ended; `memprof deactivate {}` ends that now",
-                client.socket().display()
+                client.socket_path().display()
             ),
         };
+        // Registered first, because a signal may come before the reply.
         interrupts.add_change(pid, change);
         let mut arguments = options.activate_arguments();
         arguments.extend(interval.first_argument());
@@ -80,7 +82,7 @@ impl Activation {
             output::note(warning);
         }
         // If the host does not reply, the wait for the end of the recording says why.
-        let _ = interval.check_soon(client);
+        let _ = interval.check_first_interval(client);
         Ok(Self {
             pid,
             was_active,
@@ -89,20 +91,21 @@ impl Activation {
         })
     }
 
-    /// Whether this activation began the sampling.
-    pub(super) fn is_new(&self) -> bool {
+    /// Returns whether this activation began the sampling, which was off before.
+    pub(super) fn has_started_sampling(&self) -> bool {
         !self.was_active
     }
 
-    /// Adjusts the sample interval, while the host samples.
+    /// Adjusts the sample interval if that is due, while the host samples.
     ///
     /// # Errors
     /// The host did not reply, so the connection cannot be used any more.
-    pub(crate) fn adjust(&mut self, client: &mut Client) -> anyhow::Result<()> {
-        self.interval.adjust(client)
+    pub(crate) fn adjust_interval(&mut self, client: &mut Client) -> anyhow::Result<()> {
+        self.interval.adjust_if_due(client)
     }
 
-    /// Ends the sampling, and restores the sample interval; does nothing if it was active before this recording.
+    /// Ends the sampling, removes the registered change from `interrupts`, and restores the sample interval. Does
+    /// nothing if the sampling was active before this recording.
     ///
     /// # Errors
     /// The host does not reply, or refuses.
@@ -111,7 +114,7 @@ impl Activation {
             retry_while_busy(|| client.deactivate())?;
             // An interrupt has nothing left to undo.
             interrupts.remove_last_change(self.pid);
-            self.interval.restore(client)?;
+            self.interval.restore_previous(client)?;
         }
         Ok(())
     }

@@ -92,7 +92,7 @@ pub(super) enum Subject<'a> {
     Process(u32),
 }
 
-/// Fails unless an argument is one that `record` takes.
+/// Fails unless `argument` is one of those for `activate` that `record` takes.
 fn check_argument(argument: &str) -> anyhow::Result<()> {
     let expected = match argument.strip_prefix(SAMPLER) {
         Some(sampler) if sampler.parse::<SamplerChoice>().is_ok() => return Ok(()),
@@ -155,42 +155,43 @@ impl RecordArgs {
         }
     }
 
-    /// The arguments `KEY=VALUE`, without the target in front of them.
+    /// Returns the arguments `KEY=VALUE`, without the target in front of them.
     fn key_values(&self) -> &[String] {
         process_arg::split_target(&self.args).1
     }
 
-    /// The last argument with that prefix. `None` if there is none.
-    fn key_value(&self, prefix: &str) -> Option<&String> {
+    /// Returns the last argument `KEY=VALUE` with that prefix. `None` if there is none.
+    fn last_argument(&self, prefix: &str) -> Option<&String> {
         let mut args = self.key_values().iter().rev();
         args.find(|arg| arg.starts_with(prefix))
     }
 
-    /// Sampling that the arguments request, with the ages and labels that the report needs.
-    pub(super) fn sampling(&self) -> SamplingOptions {
-        let sampler = self.key_value(SAMPLER);
+    /// Returns the sampling that the arguments request, with the ages and labels that the report needs.
+    pub(super) fn sampling_options(&self) -> SamplingOptions {
+        let sampler = self.last_argument(SAMPLER);
         let sampler = sampler.and_then(|arg| arg.strip_prefix(SAMPLER)?.parse().ok());
         let arguments = [self.ages_argument(), self.labels_argument()];
         SamplingOptions {
             duration: self.duration,
             sampler: sampler.unwrap_or_default(),
             lg_sample: self.sample_interval,
-            allocator: self.key_value(ALLOCATOR).cloned(),
+            allocator: self.last_argument(ALLOCATOR).cloned(),
             arguments: arguments.into_iter().flatten().collect(),
             hides_interval: false,
         }
     }
 
-    /// Argument `ages=` of `activate`: that of the user, else one for a report that needs ages. `None` without either.
+    /// Returns the argument `ages=` of `activate`: that of the user, else one for a report that needs ages, with
+    /// buckets of a tenth of the duration and at least a second. `None` without either.
     fn ages_argument(&self) -> Option<String> {
         let is_needed = self.view.ages || self.view.older.is_some();
         let bucket = (self.duration / AGE_BUCKETS).as_secs().max(1);
         let by_view = is_needed.then(|| format!("{AGES}{bucket}s"));
-        self.key_value(AGES).cloned().or(by_view)
+        self.last_argument(AGES).cloned().or(by_view)
     }
 
-    /// Argument `labels=` of `activate`: that of the user, else one for a report that needs labels. `None` without
-    /// either.
+    /// Returns the argument `labels=` of `activate`: that of the user, else one for a report that needs labels. `None`
+    /// without either.
     fn labels_argument(&self) -> Option<String> {
         let keys = [
             self.view.by.as_deref(),
@@ -199,6 +200,6 @@ impl RecordArgs {
         let mut keys: Vec<_> = keys.into_iter().flatten().collect();
         keys.dedup();
         let by_view = (!keys.is_empty()).then(|| format!("{LABELS}{}", keys.join(",")));
-        self.key_value(LABELS).cloned().or(by_view)
+        self.last_argument(LABELS).cloned().or(by_view)
     }
 }

@@ -1,10 +1,13 @@
 //! Profiles taken during a recording, for a process that ends before the recording does.
 
+use std::io::Read;
+use std::mem;
 use std::time::{Duration, Instant};
 
 use memprof_host::client::Client;
 
 use crate::message::{self, TakenDump};
+use crate::output;
 use crate::scratch::ScratchFile;
 
 /// Age of the recording at the first early profile.
@@ -19,6 +22,8 @@ pub(super) struct EarlyProfile {
     next: Duration,
     /// Last profile, with the age of the recording at that time.
     last: Option<(ScratchFile, Duration)>,
+    /// Whether a note has said that a profile could not be written.
+    is_failure_noted: bool,
 }
 
 impl EarlyProfile {
@@ -29,11 +34,12 @@ impl EarlyProfile {
             start: Instant::now(),
             next: FIRST_PROFILE_AGE,
             last: None,
+            is_failure_noted: false,
         }
     }
 
-    /// Returns whether a profile was fetched.
-    pub(super) fn was_fetched(&self) -> bool {
+    /// Returns whether a profile was fetched, and not taken out.
+    pub(super) fn has_profile(&self) -> bool {
         self.last.is_some()
     }
 
@@ -47,35 +53,79 @@ impl EarlyProfile {
         self.last = Some((profile, age));
     }
 
-    /// Returns the age of the recording.
-    pub(super) fn age(&self) -> Duration {
+    /// Returns the time since the recording started.
+    pub(super) fn recording_age(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// Fetches the next profile if it is due. The one after it is due when twice the time has passed. Errors of the
-    /// plugin are ignored.
+    /// Fetches the next profile if it is due; the one after it is due when the recording is twice as old as then. A
+    /// reply without a dump is ignored, and so is a profile that cannot be written, but for a note.
     ///
     /// # Errors
     /// The host did not reply, so the connection cannot be used any more.
     pub(super) fn fetch_if_due(&mut self, client: &mut Client) -> anyhow::Result<()> {
-        let age = self.age();
+        let age = self.recording_age();
         if age < self.next {
             return Ok(());
         }
-        let fetched = self.fetch(client, age);
-        // Also after a failure: otherwise a full disk here would make the host dump at each poll.
-        self.next = 2 * self.age();
+        let fetched = self.fetch_profile(client, age);
+        // Also after a failure, so that the host does not dump at each poll.
+        self.next = 2 * self.recording_age();
         fetched
     }
 
-    /// Takes a dump that the host does not keep, and replaces the last profile by it. A reply without a dump is
-    /// ignored.
-    fn fetch(&mut self, client: &mut Client, age: Duration) -> anyhow::Result<()> {
+    /// Takes a dump that the host does not keep, and replaces the last profile by it. If the host replies without a
+    /// dump, keeps the last profile.
+    fn fetch_profile(&mut self, client: &mut Client, age: Duration) -> anyhow::Result<()> {
         if let TakenDump::Received(mut bytes) = message::take_dump(client, &self.arguments)? {
-            let mut file = ScratchFile::new()?;
-            file.append(&mut bytes)?;
-            self.replace_last(file, age);
+            self.store_profile(&mut bytes, age);
         }
         Ok(())
+    }
+
+    /// Replaces the last profile by these bytes. If they cannot be written, as to a full disk, keeps the last profile,
+    /// and says so once.
+    fn store_profile(&mut self, bytes: &mut dyn Read, age: Duration) {
+        let written = ScratchFile::new().and_then(|mut file| {
+            file.append(bytes)?;
+            Ok(file)
+        });
+        match written {
+            Ok(file) => self.replace_last(file, age),
+            Err(error) if !mem::replace(&mut self.is_failure_noted, true) => {
+                output::clear_progress();
+                output::note(&format!(
+                    "should the process end early, an older profile is shown: {error:#}"
+                ));
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    /// A profile that cannot be copied.
+    struct Unreadable;
+
+    impl Read for Unreadable {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::StorageFull.into())
+        }
+    }
+
+    #[test]
+    fn profile_that_cannot_be_written_leaves_the_last_one() {
+        let mut early = EarlyProfile::new(&[]);
+        let age = Duration::from_secs;
+        early.store_profile(&mut Unreadable, age(1));
+        assert!(!early.has_profile());
+        early.store_profile(&mut &b"heap profile"[..], age(2));
+        early.store_profile(&mut Unreadable, age(4));
+        assert_eq!(early.take_last().map(|(_, age)| age), Some(age(2)));
     }
 }

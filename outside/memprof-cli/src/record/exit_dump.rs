@@ -26,8 +26,8 @@ pub(super) struct ExitDumpDir {
 }
 
 impl ExitDumpDir {
-    /// Reads the names in the dump directory, which are no exit dumps of this recording. `pid` must be visible here;
-    /// `own_pid` is the pid in the process's own namespace.
+    /// Reads the names that are in the dump directory now, which are those of no exit dump of this recording. `pid`
+    /// must be visible here; `own_pid` is the pid in the process's own namespace, which is part of its dumps' names.
     pub(super) fn new(pid: u32, own_pid: u32, status: &ProfilerStatus) -> Self {
         let directory = PathBuf::from(&status.dump_dir);
         Self {

@@ -14,13 +14,13 @@ use super::recorded::{MAX_DESCENDANTS, ProcessResult, Recorded, RecordedProcesse
 use super::sampling::SamplingEnd;
 use super::sampling_options::SamplingOptions;
 use super::{RecordArgs, record_attached};
-use crate::analysis_summary::describe_process;
 use crate::interrupts::Interrupts;
 use crate::output;
+use crate::process_names::describe_process;
 use crate::process_tree::descendants;
 
-/// Time between two looks for descendants that were forked meanwhile, and the least time of a recording.
-const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+/// Time between two searches for descendants that were forked meanwhile, and the least time of a recording.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Most programs of one process that are recorded, each executed by the one before.
 const MAX_PROGRAMS: usize = 16;
@@ -34,8 +34,8 @@ pub(super) fn record_processes(
     root: u32,
     interrupts: &Interrupts,
 ) -> RecordedProcesses {
-    let sampling = args.sampling();
-    // Before anything of it is read: its pid may be another process's once it has ended.
+    let sampling = args.sampling_options();
+    // Opened before anything else is read by the pid, which may be another process's once this one has ended.
     let root_process = args.tree.then(|| PidFd::open(root).ok()).flatten();
     let is_root_done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -48,9 +48,10 @@ pub(super) fn record_processes(
             scope.spawn(move || record_descendants(args, &root, interrupts))
         });
         let mut all = match others {
-            None => {
-                RecordedProcesses::of_one(root, record_attached(args, &sampling, root, interrupts))
-            }
+            None => RecordedProcesses::from_one(
+                root,
+                record_attached(args, &sampling, root, interrupts),
+            ),
             Some(_) => {
                 let programs = record_programs(args, &sampling, root, interrupts);
                 RecordedProcesses::new(programs, Vec::new())
@@ -58,7 +59,7 @@ pub(super) fn record_processes(
         };
         is_root_done.store(true, Ordering::Relaxed);
         if let Some(others) = others {
-            all.append(join(others));
+            all.append(join_thread(others));
         }
         all
     })
@@ -75,14 +76,14 @@ struct RootProcess<'a> {
 }
 
 impl RootProcess<'_> {
-    /// Returns the pids of its descendants that have not ended; none once it has ended itself.
+    /// Returns the pids of the process's descendants that have not ended; none once it has ended itself.
     fn living_descendants(&self) -> Vec<u32> {
         let mut found = descendants(self.pid);
         found.retain(|pid| {
             let status = ProcStatus::read_thread(*pid);
             status.is_ok_and(|status| status.state != ProcessState::Zombie)
         });
-        // Asked last: what was found below the pid is then of this process.
+        // Checked last: until then, the pid was certainly this process's, and so are the descendants found by it.
         match self.process {
             Some(process) if process.wait_for_end(Duration::ZERO) => Vec::new(),
             _ => found,
@@ -103,11 +104,11 @@ fn record_descendants(
     thread::scope(|scope| {
         let mut recordings = Vec::new();
         while let Some(remaining) = args.duration.checked_sub(start.elapsed()) {
-            let found = match search.is_first() || remaining > LOOK_INTERVAL {
+            let found = match search.has_not_begun() || remaining > SEARCH_INTERVAL {
                 true => root.living_descendants(),
                 false => Vec::new(),
             };
-            for pid in search.find_new(&found) {
+            for pid in search.take_due(&found) {
                 match recordings.len() < MAX_DESCENDANTS {
                     true => {
                         let started = start_recording(scope, args, remaining, pid, interrupts);
@@ -125,11 +126,11 @@ fn record_descendants(
             };
             if root.is_done.load(Ordering::Relaxed)
                 && recordings.iter().all(is_done)
-                && search.has_seen_twice(&found)
+                && search.has_returned_all(&found)
             {
                 break;
             }
-            match interrupts.wait(LOOK_INTERVAL.min(remaining)) {
+            match interrupts.wait_for_signal(SEARCH_INTERVAL.min(remaining)) {
                 Ok(false) => {}
                 Ok(true) | Err(_) => break,
             }
@@ -137,7 +138,7 @@ fn record_descendants(
         let ended = recordings
             .into_iter()
             .flat_map(|(pid, recording)| match recording {
-                Ok(thread) => join(thread),
+                Ok(thread) => join_thread(thread),
                 Err(error) => vec![ProcessResult {
                     pid,
                     recorded: Err(error),
@@ -149,8 +150,8 @@ fn record_descendants(
     })
 }
 
-/// Records one of several processes. If it executes another program, as uWSGI does to reload itself, that is recorded too,
-/// for the time that remains. Returns the results in this order, without those of [`leave_out_freed`].
+/// Records a process, and if it executes another program, as uWSGI does to reload itself, also that program, for the
+/// time that remains. Returns the results in this order, after [`keep_last_with_profile`].
 fn record_programs(
     args: &RecordArgs,
     sampling: &SamplingOptions,
@@ -158,34 +159,35 @@ fn record_programs(
     interrupts: &Interrupts,
 ) -> Vec<ProcessResult> {
     let start = Instant::now();
-    // Before the first recording: the pid may be another process's once this one has ended.
+    // Opened before the first recording, because the pid may be another process's once this one has ended.
     let process = PidFd::open(pid);
     let is_alive = || {
         let process = process.as_ref();
         process.is_ok_and(|process| !process.wait_for_end(Duration::ZERO))
     };
     let record = |sampling: &SamplingOptions| record_attached(args, sampling, pid, interrupts);
-    let mut programs = vec![record_beside(pid, || record(sampling))];
+    let mut programs = vec![record_collecting_notes(pid, || record(sampling))];
     while programs.len() < MAX_PROGRAMS
-        && programs.last().is_some_and(has_executed)
+        && programs.last().is_some_and(has_ended_by_exec)
         && interrupts
-            .wait(LOAD_TIME)
+            .wait_for_signal(LOAD_TIME)
             .is_ok_and(|is_interrupted| !is_interrupted)
         && is_alive()
         && let Some(remaining) = sampling.duration.checked_sub(start.elapsed())
-        && remaining > LOOK_INTERVAL
+        && remaining > SEARCH_INTERVAL
     {
         let rest = SamplingOptions {
             duration: remaining,
             ..sampling.clone()
         };
-        programs.push(record_beside(pid, || record(&rest)));
+        programs.push(record_collecting_notes(pid, || record(&rest)));
     }
-    leave_out_freed(programs)
+    keep_last_with_profile(programs)
 }
 
-/// Leaves out the programs before the last one if that has a profile, with a note: execve(2) has freed their memory.
-fn leave_out_freed(mut programs: Vec<ProcessResult>) -> Vec<ProcessResult> {
+/// Keeps only the last program if that has a profile, and adds a note to it if there were others: execve(2) has freed
+/// their memory. Otherwise keeps all.
+fn keep_last_with_profile(mut programs: Vec<ProcessResult>) -> Vec<ProcessResult> {
     let has_profile = |program: &ProcessResult| {
         let recorded = program.recorded.as_ref();
         recorded.is_ok_and(|recorded| recorded.profile.is_some())
@@ -203,15 +205,19 @@ fn leave_out_freed(mut programs: Vec<ProcessResult>) -> Vec<ProcessResult> {
     vec![last]
 }
 
-/// Whether a recording ended because the process executed another program.
-fn has_executed(program: &ProcessResult) -> bool {
+/// Returns whether a recording ended because the process executed another program.
+fn has_ended_by_exec(program: &ProcessResult) -> bool {
     let recorded = program.recorded.as_ref();
     recorded.is_ok_and(|recorded| recorded.end == SamplingEnd::Exec)
 }
 
-/// Records one of several processes by `record`, and keeps the notes meanwhile.
-fn record_beside(pid: u32, record: impl FnOnce() -> anyhow::Result<Recorded>) -> ProcessResult {
-    // Its name is lost when it ends.
+/// Records a process by `record`, and collects the notes that this thread makes meanwhile in the result, in place of
+/// printing them.
+fn record_collecting_notes(
+    pid: u32,
+    record: impl FnOnce() -> anyhow::Result<Recorded>,
+) -> ProcessResult {
+    // Read before the recording, because a process that has ended has no name.
     let name = describe_process(pid);
     let (recorded, notes) = output::collect_notes(record);
     ProcessResult {
@@ -225,7 +231,8 @@ fn record_beside(pid: u32, record: impl FnOnce() -> anyhow::Result<Recorded>) ->
 /// Thread that records a process; an error if it could not be started.
 type RecordingThread<'scope> = anyhow::Result<ScopedJoinHandle<'scope, Vec<ProcessResult>>>;
 
-/// Starts a thread that records a process for the time that remains.
+/// Starts a thread that records a process for the time `remaining`, without a note on the sample interval that is
+/// found.
 fn start_recording<'scope>(
     scope: &'scope Scope<'scope, '_>,
     args: &'scope RecordArgs,
@@ -236,7 +243,7 @@ fn start_recording<'scope>(
     let sampling = SamplingOptions {
         duration: remaining,
         hides_interval: true,
-        ..args.sampling()
+        ..args.sampling_options()
     };
     let work = move || record_programs(args, &sampling, pid, interrupts);
     let thread = thread::Builder::new().name(format!("record {pid}"));
@@ -246,36 +253,37 @@ fn start_recording<'scope>(
 }
 
 /// Waits for a thread. A panic in it goes on in this one.
-fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+fn join_thread<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// Search for descendants, look by look.
+/// Repeated search for descendants.
 #[derive(Debug, Default)]
 struct DescendantSearch {
     /// Those that were returned.
     known: HashSet<u32>,
-    /// Those that the last look found; `None` before the first one.
+    /// Those that the last search found; `None` before the first one.
     last: Option<HashSet<u32>>,
 }
 
 impl DescendantSearch {
-    /// Returns those of `found` that are to be recorded from now on: at first all, later those that the look before found
-    /// too. A process that has just been forked may be about to execute another program, or end at once.
-    fn find_new(&mut self, found: &[u32]) -> Vec<u32> {
+    /// Returns those of `found` that are to be recorded from now on, each once: at the first search all, later those
+    /// that the search before found too. A process that has just been forked may be about to execute another program,
+    /// or end at once.
+    fn take_due(&mut self, found: &[u32]) -> Vec<u32> {
         let last = self.last.replace(found.iter().copied().collect());
         let is_due = |pid: &u32| last.as_ref().is_none_or(|last| last.contains(pid));
         let due = found.iter().copied().filter(is_due);
         due.filter(|pid| self.known.insert(*pid)).collect()
     }
 
-    /// Returns whether there was no look yet.
-    fn is_first(&self) -> bool {
+    /// Returns whether there was no search yet.
+    fn has_not_begun(&self) -> bool {
         self.last.is_none()
     }
 
-    /// Returns whether all of `found` were returned: none waits for its second look.
-    fn has_seen_twice(&self, found: &[u32]) -> bool {
+    /// Returns whether [`take_due`](Self::take_due) has returned all of `found`: none waits for being found again.
+    fn has_returned_all(&self, found: &[u32]) -> bool {
         found.iter().all(|pid| self.known.contains(pid))
     }
 }
@@ -288,7 +296,7 @@ mod tests {
     fn forked_process_is_recorded_from_its_second_look_on() {
         let mut search = DescendantSearch::default();
         let mut check = |found: &[u32], expected: &[u32]| {
-            assert_eq!(search.find_new(found), expected, "{found:?}");
+            assert_eq!(search.take_due(found), expected, "{found:?}");
         };
         check(&[7, 8], &[7, 8]);
         check(&[7, 8, 9], &[]);

@@ -11,10 +11,10 @@ use memprof_report::{Limits, join_notes};
 
 use super::arguments::RecordArgs;
 use super::sampling::SamplingEnd;
-use crate::analysis_summary::describe_process;
 use crate::exit::{NO_DATA, Outcome, UNREACHABLE, with_exit_code};
 use crate::export::export;
-use crate::program_kind::{ProgramKinds, unsampled_objects};
+use crate::process_names::describe_process;
+use crate::program_kind::{ProgramKinds, unsampled_objects_text};
 use crate::report_form::{FormArgs, LiveDump, open_dumps, show_live_report, write_live_page};
 use crate::scratch::ScratchFile;
 use crate::{browser, exit, output};
@@ -42,7 +42,7 @@ pub(super) struct Recorded {
 }
 
 impl Recorded {
-    /// A process that left no profile, or none yet.
+    /// Returns the result for a process that left no profile, or none yet.
     pub(super) fn without_profile(pid: u32, end: SamplingEnd) -> Self {
         Self {
             pid,
@@ -54,14 +54,14 @@ impl Recorded {
         }
     }
 
-    /// Whether the process was sampled to the end, and is as it was before.
+    /// Returns whether the process was sampled to the end of the time or until an interrupt, and is as it was before.
     fn is_whole(&self) -> bool {
         matches!(self.end, SamplingEnd::Time | SamplingEnd::Interrupt)
             && self.detach_error.is_none()
     }
 
-    /// Returns why the sampling ended early, and what became of the profile; `shown` is the error of its report. `None` if
-    /// it did not.
+    /// Returns why the sampling ended early, and whether there is a profile. `shown` is the error of its report, which
+    /// then takes the place of that. `None` if it did not end early.
     fn early_end_text(&self, shown: Option<&anyhow::Error>) -> Option<String> {
         let reason = self.end.early_reason()?;
         let profile = match (shown, self.age) {
@@ -102,8 +102,8 @@ impl RecordedProcesses {
         }
     }
 
-    /// The result of a single recording.
-    pub(super) fn of_one(pid: u32, recorded: anyhow::Result<Recorded>) -> Self {
+    /// Builds the results from a single recording. Reads the name of the process.
+    pub(super) fn from_one(pid: u32, recorded: anyhow::Result<Recorded>) -> Self {
         let only = ProcessResult {
             pid,
             name: describe_process(pid),
@@ -123,7 +123,7 @@ impl RecordedProcesses {
     /// failures are notes.
     pub(super) fn show(mut self, args: &RecordArgs) -> Outcome {
         let failed = self.failed_index();
-        let mut notes = self.notes(failed);
+        let mut notes = self.failure_notes(failed);
         let dumps = self.readable_dumps(&mut notes);
         let dumps = dumps.inspect_err(|_| notes.iter().for_each(|note| output::note(note)))?;
         let shown = match &dumps {
@@ -158,9 +158,9 @@ impl RecordedProcesses {
             .or_else(|| (!has_whole).then_some(0))
     }
 
-    /// Returns notes on the processes that were not recorded to the end, without that at `failed`, and on those that were
-    /// left out.
-    fn notes(&self, failed: Option<usize>) -> Vec<String> {
+    /// Returns notes on the processes that were not recorded to the end, except the one with the index `failed`, and on
+    /// those that were left out.
+    fn failure_notes(&self, failed: Option<usize>) -> Vec<String> {
         let others = self.processes.iter().enumerate();
         let others = others.filter(|(index, _)| Some(*index) != failed);
         let mut notes: Vec<_> = others
@@ -186,8 +186,9 @@ impl RecordedProcesses {
         notes
     }
 
-    /// Returns the dumps of all processes. `None` if there is none. Of several, those that cannot be read are left out, with a
-    /// note: a process may write anything, and each dump must end where the next one begins.
+    /// Returns the dumps of all processes. `None` if there is none. Several dumps are later read as one stream, in which a
+    /// malformed one would spoil the next: those that cannot be parsed are left out, each with a note in `notes`. Fails
+    /// if a dump cannot be opened.
     fn readable_dumps(&self, notes: &mut Vec<String>) -> anyhow::Result<Option<RecordedDumps>> {
         let recorded = self
             .recorded()
@@ -197,8 +198,11 @@ impl RecordedProcesses {
         for (pid, dump) in &recorded {
             if recorded.len() > 1 {
                 let bytes = File::open(dump.path()).context("failed to read the dump again")?;
-                let parsed =
-                    memprof_report::parse(&mut BufReader::new(bytes), &Limits::default(), true);
+                let parsed = memprof_report::parse_profile(
+                    &mut BufReader::new(bytes),
+                    &Limits::default(),
+                    true,
+                );
                 if let Err(error) = parsed {
                     notes.push(format!("{pid}: its dump is left out: {error}"));
                     continue;
@@ -242,7 +246,7 @@ impl RecordedProcesses {
             }
             false => show_live_report(dump, form, &args.view, Some(TABLE_ROWS)),
         };
-        shown.map_err(|error| explain_empty(error, dumps.pids[0]))?;
+        shown.map_err(|error| add_remedy_if_empty(error, dumps.pids[0]))?;
         if form.open && args.output_is_dump() {
             browser::open_or_print(&write_live_page(dump)?)?;
         }
@@ -272,7 +276,7 @@ impl RecordedProcesses {
         }
     }
 
-    /// Results of the processes that were recorded.
+    /// Iterates over the results of the processes whose recording has not failed.
     fn recorded(&self) -> impl Iterator<Item = &Recorded> {
         let processes = self.processes.iter();
         processes.filter_map(|process| process.recorded.as_ref().ok())
@@ -288,7 +292,7 @@ struct RecordedDumps {
 }
 
 impl RecordedDumps {
-    /// Name for people: that of the first process, and the number of the others.
+    /// Returns a name for people: that of the first process, and the number of the others.
     fn name(&self) -> String {
         let first = describe_process(self.pids[0]);
         match self.pids.len() {
@@ -298,7 +302,7 @@ impl RecordedDumps {
     }
 }
 
-/// Text `1 other process` or `4 other processes`.
+/// Returns the text `1 other process` or `4 other processes`.
 fn pluralize_others(count: usize) -> String {
     match count {
         1 => "1 other process".to_owned(),
@@ -322,9 +326,9 @@ fn failure_note(pid: u32, recorded: &anyhow::Result<Recorded>) -> Option<String>
     })
 }
 
-/// Adds to the error of an empty profile what may help.
-fn explain_empty(error: anyhow::Error, pid: u32) -> anyhow::Error {
-    match exit::code_number(&error) {
+/// Adds to the error that a profile is empty (`NO_DATA`) what may help. Returns other errors unchanged.
+fn add_remedy_if_empty(error: anyhow::Error, pid: u32) -> anyhow::Error {
+    match exit::code_number_of_error(&error) {
         NO_DATA => with_exit_code(
             NO_DATA,
             format!(
@@ -342,7 +346,7 @@ fn explain_empty(error: anyhow::Error, pid: u32) -> anyhow::Error {
 /// are none, or the process has ended.
 fn unsampled_text(pid: u32) -> String {
     let kind = ProgramKinds::default().kind_for_pid(pid);
-    let text = kind.language.and_then(unsampled_objects);
+    let text = kind.language.and_then(unsampled_objects_text);
     text.map_or_else(String::new, |text| {
         format!("; {}", text.replace("PID", &pid.to_string()))
     })
@@ -394,7 +398,7 @@ mod tests {
         let check = |processes: Vec<_>, failed: Option<usize>, notes: &[&str]| {
             let recorded = RecordedProcesses::new(processes, Vec::new());
             assert_eq!(recorded.failed_index(), failed, "{recorded:?}");
-            assert_eq!(recorded.notes(failed), notes);
+            assert_eq!(recorded.failure_notes(failed), notes);
         };
         check(vec![whole(7)], None, &[]);
         check(vec![killed(7)], Some(0), &[]);
@@ -454,7 +458,7 @@ mod tests {
     fn notes_on_many_processes_are_few() {
         let processes = [whole(7)].into_iter().chain((100..120).map(refused));
         let recorded = RecordedProcesses::new(processes.collect(), (200..210).collect());
-        let notes = recorded.notes(None);
+        let notes = recorded.failure_notes(None);
         assert_eq!(notes.len(), MAX_NAMED + 2);
         assert_eq!(
             notes[MAX_NAMED],

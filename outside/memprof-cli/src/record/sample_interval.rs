@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use memprof_host::client::Client;
 use memprof_messages::{ProfilerStatus, Provider, SamplerChoice};
-use memprof_plugin_abi::Status;
 use memprof_plugin_abi::raw::MEMPROF_BUSY;
-use memprof_report::{SampleType, format_amount};
+use memprof_plugin_abi::{Arguments, Status};
 
 use super::sampling_options::SamplingOptions;
 use crate::output;
+use crate::quantities::format_size;
 use crate::reply::send_request;
 
 /// Sample interval in bytes at first: a sample in 4 KiB shows a leak of 30 KiB per second within 30 s.
@@ -116,46 +116,47 @@ impl SampleInterval {
         }
     }
 
-    /// Argument of `activate` with which the search begins. `None` if the interval is not to be found.
+    /// Returns the argument of `activate` with which the search begins. `None` if the interval is not to be found.
     pub(super) fn first_argument(&self) -> Option<String> {
         let found = self.found.as_ref();
         found.map(|found| format!("sample_interval={}", found.bytes))
     }
 
-    /// Checks the first interval after [`FIRST_CHECK`], because a program that allocates much soon has too many
-    /// samples.
+    /// Checks the first interval after [`FIRST_CHECK`], for which this sleeps, because a program that allocates much
+    /// soon has too many samples. The time of the interval counts from this call.
     ///
     /// # Errors
     /// The host did not reply, so the connection cannot be used any more.
-    pub(super) fn check_soon(&mut self, client: &mut Client) -> anyhow::Result<()> {
+    pub(super) fn check_first_interval(&mut self, client: &mut Client) -> anyhow::Result<()> {
         let Some(found) = self.found.map(|found| FoundInterval::new(found.bytes)) else {
             return Ok(());
         };
         thread::sleep(FIRST_CHECK);
-        self.check_rate(client, found)
+        self.adjust_to_rate(client, found)
     }
 
-    /// Sets another interval if that is due: a coarser one, so that the samples stay few, or a finer one as long as there
-    /// is none. Samples at the interval before are dropped, because a profile has one interval.
+    /// Checks the interval if that is due, and sets another one if necessary: a coarser one, so that the samples stay
+    /// few, or a finer one as long as there is none. Samples at the interval before are dropped, because a profile has
+    /// one interval.
     ///
     /// # Errors
     /// The host did not reply, so the connection cannot be used any more.
-    pub(super) fn adjust(&mut self, client: &mut Client) -> anyhow::Result<()> {
+    pub(super) fn adjust_if_due(&mut self, client: &mut Client) -> anyhow::Result<()> {
         match self.found {
             Some(found)
                 if found.checked.elapsed() >= CHECK_TIME
                     || found.bytes == FIRST && found.samples == 0 =>
             {
-                self.check_rate(client, found)
+                self.adjust_to_rate(client, found)
             }
             _ => Ok(()),
         }
     }
 
     /// Sets a coarser interval if the samples since the last check come too fast, or the finest one if there are none
-    /// after [`REFINE_TIME`]. Else notes the interval once. Fails if the host did not reply. Stops adjusting if
-    /// memprof's sampler samples no allocator any more.
-    fn check_rate(&mut self, client: &mut Client, found: FoundInterval) -> anyhow::Result<()> {
+    /// after [`REFINE_TIME`]. Else notes the interval once. Fails if the host did not reply. Stops adjusting for good
+    /// if memprof's sampler samples no allocator any more.
+    fn adjust_to_rate(&mut self, client: &mut Client, found: FoundInterval) -> anyhow::Result<()> {
         let status = client.status()?;
         let Some(samples) = count_samples(&status) else {
             self.found = None;
@@ -164,11 +165,11 @@ impl SampleInterval {
         let (time, age) = (found.checked.elapsed(), found.start.elapsed());
         let rate = samples.saturating_sub(found.samples) as f64 / time.as_secs_f64();
         let rest = self.end.saturating_duration_since(Instant::now());
-        let max_rate = max_rate(self.duration, sample_time(&status));
-        let coarser = choose_coarser(found.bytes, rate, max_rate);
-        if let Some(coarser) = coarser.filter(|_| is_worth_a_new_start(age, rest)) {
+        let max_rate = max_sample_rate(self.duration, assumed_sample_time(&status));
+        let coarser = choose_coarser_interval(found.bytes, rate, max_rate);
+        if let Some(coarser) = coarser.filter(|_| can_drop_samples(age, rest)) {
             if self.set_interval(client, coarser)? && found.is_noted {
-                note(&format!(
+                print_note(&format!(
                     "it allocates much more now, so the profile begins anew, with one sample per {}",
                     format_size(coarser)
                 ));
@@ -178,7 +179,7 @@ impl SampleInterval {
         } else {
             let is_noted = found.is_noted || age >= CHECK_TIME;
             if is_noted && !found.is_noted && !self.is_hidden {
-                note(&format!(
+                print_note(&format!(
                     "one sample per {}, {rate:.0} in a second; --sample-interval SIZE fixes that",
                     format_size(found.bytes)
                 ));
@@ -193,11 +194,11 @@ impl SampleInterval {
         Ok(())
     }
 
-    /// Sets the interval that the host had before the recording, after the sampling has ended.
+    /// Sets the interval that the host had before the recording, if it had one, after the sampling has ended.
     ///
     /// # Errors
     /// The host did not reply.
-    pub(super) fn restore(&self, client: &mut Client) -> anyhow::Result<()> {
+    pub(super) fn restore_previous(&self, client: &mut Client) -> anyhow::Result<()> {
         if let Some(bytes) = self.before {
             self.send_reset(client, bytes)?;
         }
@@ -220,26 +221,32 @@ impl SampleInterval {
 
     /// Sends `reset` with an interval. Returns the status of the reply.
     fn send_reset(&self, client: &mut Client, bytes: u64) -> anyhow::Result<Status> {
-        let interval = format!("sample_interval={bytes}");
-        let args = self.allocator.iter().map(String::as_str);
-        let args: Vec<_> = args.chain([interval.as_str()]).collect();
-        Ok(send_request(client, "reset", &args.join(" "))?.status)
+        let args = reset_arguments(self.allocator.as_deref(), bytes);
+        Ok(send_request(client, "reset", &args)?.status)
     }
 }
 
-/// Prints a note while the progress is shown.
-fn note(text: &str) {
+/// Returns the arguments of `reset` for an interval of `bytes`. `allocator` is the argument of the recording.
+fn reset_arguments(allocator: Option<&str>, bytes: u64) -> String {
+    let interval = format!("sample_interval={bytes}");
+    Arguments::join(allocator.into_iter().chain([interval.as_str()]))
+}
+
+/// Prints a note in place of the progress line.
+fn print_note(text: &str) {
     output::clear_progress();
     output::note(text);
 }
 
-/// Most samples in a second of a recording of that duration, at `sample_time` seconds each.
-fn max_rate(duration: Duration, sample_time: f64) -> f64 {
+/// Returns the most samples in a second of a recording of that duration, at `sample_time` seconds each: as [`MAX_COST`]
+/// and [`MAX_SAMPLES`] allow.
+fn max_sample_rate(duration: Duration, sample_time: f64) -> f64 {
     (MAX_COST / sample_time).min(MAX_SAMPLES / duration.as_secs_f64().max(1.0))
 }
 
-/// Assumed time of a sample in the process, in seconds.
-fn sample_time(status: &ProfilerStatus) -> f64 {
+/// Returns the assumed time of a sample in the process, in seconds. It is longer if samples have frames of an
+/// interpreter.
+fn assumed_sample_time(status: &ProfilerStatus) -> f64 {
     let mut languages = status.languages.iter();
     match languages.any(|language| language.with_frames > 0) {
         true => INTERPRETED_SAMPLE_TIME,
@@ -247,7 +254,7 @@ fn sample_time(status: &ProfilerStatus) -> f64 {
     }
 }
 
-/// Samples that memprof's sampler took in all allocators. `None` if it samples none.
+/// Returns the number of samples that memprof's sampler took, in all allocators together. `None` if it samples none.
 fn count_samples(status: &ProfilerStatus) -> Option<u64> {
     let sampled = status.allocators.iter().filter_map(|allocator| {
         let sampled = allocator.sampled.as_ref()?;
@@ -257,26 +264,21 @@ fn count_samples(status: &ProfilerStatus) -> Option<u64> {
     sampled.max()
 }
 
-/// Whether the samples so far may be dropped for a coarser interval. They may if the rest of the recording, `rest`, is
-/// at least as long as `age`, the time in which they were taken, or as [`CHECK_TIME`]. A second of too many samples
-/// costs the program less than an empty profile.
-fn is_worth_a_new_start(age: Duration, rest: Duration) -> bool {
+/// Returns whether the samples so far may be dropped for a coarser interval. They may if the rest of the recording,
+/// `rest`, is at least as long as `age`, the time in which they were taken, or as [`CHECK_TIME`]. A second of too many
+/// samples costs the program less than an empty profile.
+fn can_drop_samples(age: Duration, rest: Duration) -> bool {
     rest >= age.min(CHECK_TIME)
 }
 
 /// Returns a coarser interval than `bytes`, the present one, at which `rate` samples come in a second. The new rate is at
 /// most half of `max_rate`, so that the interval stays if the program then allocates somewhat more. `None` if `rate` is at
 /// most `max_rate`, or if no coarser interval is allowed.
-fn choose_coarser(bytes: u64, rate: f64, max_rate: f64) -> Option<u64> {
+fn choose_coarser_interval(bytes: u64, rate: f64, max_rate: f64) -> Option<u64> {
     let excess = rate / max_rate;
     let coarser = (bytes as f64 * 2.0 * excess).ceil() as u64;
     let coarser = coarser.clamp(FINEST, COARSEST).next_power_of_two();
     (excess > 1.0 && coarser > bytes).then_some(coarser)
-}
-
-/// Formats a number of bytes with its unit.
-fn format_size(bytes: u64) -> String {
-    format_amount(bytes.cast_signed(), SampleType::InuseSpace)
 }
 
 #[cfg(test)]
@@ -287,11 +289,7 @@ mod tests {
     fn samples_are_kept_at_the_end_of_a_recording() {
         let check = |age, rest, expected| {
             let [age, rest] = [age, rest].map(Duration::from_millis);
-            assert_eq!(
-                is_worth_a_new_start(age, rest),
-                expected,
-                "{age:?} {rest:?}"
-            );
+            assert_eq!(can_drop_samples(age, rest), expected, "{age:?} {rest:?}");
         };
         // The first check, and the one after a second, of a recording of a second.
         check(20, 980, true);
@@ -304,10 +302,22 @@ mod tests {
     }
 
     #[test]
+    fn allocator_with_blank_is_quoted_for_reset() {
+        let check = |allocator, expected: &str| {
+            assert_eq!(reset_arguments(allocator, 4096), expected);
+        };
+        check(None, "sample_interval=4096");
+        check(
+            Some("allocator=/a b/libc.so"),
+            "allocator=\"/a b/libc.so\" sample_interval=4096",
+        );
+    }
+
+    #[test]
     fn interval_becomes_coarser_only_for_too_many_samples() {
         let check_time = |bytes, rate, seconds, sample_time, expected| {
-            let max_rate = max_rate(Duration::from_secs(seconds), sample_time);
-            let coarser = choose_coarser(bytes, rate, max_rate);
+            let max_rate = max_sample_rate(Duration::from_secs(seconds), sample_time);
+            let coarser = choose_coarser_interval(bytes, rate, max_rate);
             assert_eq!(coarser, expected, "{bytes} {rate} {sample_time}");
             let rate = rate * bytes as f64 / coarser.unwrap_or(bytes) as f64;
             let is_coarsest = coarser.unwrap_or(bytes) == COARSEST;

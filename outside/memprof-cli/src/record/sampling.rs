@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use memprof_host::client::{Client, ClientError};
 use memprof_host::protocol::HostInfo;
-use memprof_host::{DiscoveryScope, discover};
+use memprof_host::{DiscoveryScope, discover_hosts};
 use memprof_ptrace::pidfd::PidFd;
 use memprof_ptrace::{Halt, ProgramEnd, ProgramWatch};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::SHORT_END_TIMEOUT;
-use crate::attach::connect_existing;
+use crate::attach::connect_existing_host;
 use crate::detach::has_memprof_threads;
 use crate::interrupts::Interrupts;
 use crate::output;
@@ -79,8 +79,8 @@ struct HiddenHost {
 }
 
 /// Waits for the duration, with a progress bar on a terminal, and returns why the wait ended. Calls `poll` again and
-/// again while the host replies; while it is halted, a note says so. An error of `poll` means that the host did not
-/// reply. A host that does not reply, but runs, may wait for a processor: it is asked until the time is over.
+/// again while the host replies; while the host is halted, a note says so. An error of `poll` means that the host did
+/// not reply. A host that does not reply, but runs, may wait for a processor: it is queried until the time is over.
 pub(crate) fn wait_for_end(
     duration: Duration,
     client: &mut Client,
@@ -114,7 +114,8 @@ pub(crate) fn wait_for_end(
             }
             Some(halt) => {
                 halted_polls += 1;
-                // Reported once, and not for the short stops by tracers.
+                // Reported once, and not for the short stops by tracers. It counts as a reply, because the host may go
+                // on.
                 if halted_polls == 2 {
                     output::clear_progress();
                     output::note(&halt.to_string());
@@ -124,10 +125,10 @@ pub(crate) fn wait_for_end(
         };
         if !replies {
             let is_connected = client.is_connected();
-            if let Some(end) = process.end_reason(is_connected, remaining, interrupts)? {
+            if let Some(end) = process.wait_for_end_reason(is_connected, remaining, interrupts)? {
                 break end;
             }
-            if !process.has_plugin() {
+            if !process.has_plugin_threads() {
                 // Its threads end before the program does, or executes another one.
                 let end = process.wait_for_program_end(SHORT_END_TIMEOUT, interrupts)?;
                 break end.unwrap_or_else(|| {
@@ -135,7 +136,7 @@ pub(crate) fn wait_for_end(
                 });
             }
             let had_time_to_end = remaining > EXIT_TIMEOUT && interrupts.signal().is_none();
-            if !is_connected && had_time_to_end && process.has_no_socket(client.socket()) {
+            if !is_connected && had_time_to_end && process.has_no_socket(client.socket_path()) {
                 let reason = match process.is_visible() {
                     true => "has closed its control socket",
                     false => "has ended or closed its control socket",
@@ -163,13 +164,13 @@ impl HostProcess {
                 program: None,
                 host: Some(HiddenHost {
                     uid: peer.uid,
-                    info: client.host()?,
+                    info: client.host_info()?,
                 }),
             },
         })
     }
 
-    /// Opens a process, so that its end is noticed. Nothing is if it has ended already.
+    /// Opens a process, so that its end is noticed. If it has ended already, nothing is opened, and no end is noticed.
     pub(super) fn open(pid: u32) -> Self {
         Self {
             pid: Some(pid),
@@ -191,9 +192,12 @@ impl HostProcess {
 
     /// Connects again: a host closes idle connections if others want to connect. Returns whether it succeeded.
     fn reconnect(&self, client: &mut Client) -> bool {
-        let reconnected = self.connect_again(client.socket()).ok().flatten();
+        let reconnected = self
+            .connect_to_same_host(client.socket_path())
+            .ok()
+            .flatten();
         // A plugin that was attached anew may have another socket.
-        let reconnected = reconnected.or_else(|| self.pid.and_then(connect_existing));
+        let reconnected = reconnected.or_else(|| self.pid.and_then(connect_existing_host));
         let Some(reconnected) = reconnected else {
             return false;
         };
@@ -201,16 +205,19 @@ impl HostProcess {
         true
     }
 
-    /// Connects to the socket that the host had. This needs no look at the process, which this user may not be allowed.
-    /// `None` if another host listens there now.
-    fn connect_again(&self, socket: &Path) -> std::result::Result<Option<Client>, ClientError> {
+    /// Connects to the socket that the host had, without a look at the process, which this user may not examine. `None`
+    /// if another host listens there now.
+    fn connect_to_same_host(
+        &self,
+        socket: &Path,
+    ) -> std::result::Result<Option<Client>, ClientError> {
         let mut client = Client::connect(socket)?;
         let peer = client.peer();
         let is_same = match &self.host {
             None => peer.pid == self.pid,
             Some(host) => {
                 // The user first: another one's process could repeat the host's words.
-                peer.pid.is_none() && peer.uid == host.uid && client.host()? == host.info
+                peer.pid.is_none() && peer.uid == host.uid && client.host_info()? == host.info
             }
         };
         Ok(is_same.then_some(client))
@@ -219,7 +226,7 @@ impl HostProcess {
     /// Returns whether the host has no control socket any more. False if it has one, but does not reply there or refuses
     /// the connection. `socket` is the path of the one that it had.
     fn has_no_socket(&self, socket: &Path) -> bool {
-        let is_gone = match self.connect_again(socket) {
+        let is_gone = match self.connect_to_same_host(socket) {
             Ok(connected) => connected.is_none(),
             Err(ClientError::Unreachable(error)) => matches!(
                 error.kind(),
@@ -230,14 +237,14 @@ impl HostProcess {
         is_gone && self.pid.is_none_or(has_no_visible_socket)
     }
 
-    /// Returns whether the process has threads of the plugin, which end when it is detached; its code stays. Also true if
-    /// the process cannot be looked at.
-    fn has_plugin(&self) -> bool {
+    /// Returns whether the process has threads of the plugin, which end when it is detached; its code stays. Also true
+    /// if this user cannot list the threads.
+    fn has_plugin_threads(&self) -> bool {
         self.pid.and_then(has_memprof_threads).unwrap_or(true)
     }
 
-    /// Waits until a signal comes, the process ends, or the time is over. Returns whether a signal came, and whether
-    /// the process has ended.
+    /// Waits until a signal comes, the process ends, or the time is over. A system call that is interrupted may end the
+    /// wait early. Returns whether a signal came, and whether the process has ended.
     fn wait_for_event(&self, time: Duration, interrupts: &Interrupts) -> Result<[bool; 2]> {
         let signal = PollFd::from_borrowed_fd(interrupts.as_fd(), PollFlags::IN);
         let process = self.descriptor.iter();
@@ -260,8 +267,8 @@ impl HostProcess {
 
     /// Returns the reason why a host does not reply: it is halted, has ended, or has executed another program. `None`
     /// if it still runs. If the host has closed its connection (not `is_connected`), waits for its end: up to
-    /// [`EXIT_TIMEOUT`], and not for longer than `remaining`.
-    pub(super) fn end_reason(
+    /// [`EXIT_TIMEOUT`], but not for longer than `remaining`, and not after a signal.
+    pub(super) fn wait_for_end_reason(
         &self,
         is_connected: bool,
         remaining: Duration,
@@ -278,7 +285,8 @@ impl HostProcess {
         self.wait_for_program_end(timeout, interrupts)
     }
 
-    /// Waits for the end of the program until a signal comes, and returns it; `None` if it still runs.
+    /// Waits until the program ends, a signal comes, or `timeout` is over. Returns how the program ended; `None` if it
+    /// still runs. A program that is about to end gets up to [`EXIT_TIMEOUT`].
     pub(super) fn wait_for_program_end(
         &self,
         timeout: Duration,
@@ -286,7 +294,7 @@ impl HostProcess {
     ) -> Result<Option<SamplingEnd>> {
         let start = Instant::now();
         loop {
-            let program_end = self.program.as_ref().and_then(ProgramWatch::end);
+            let program_end = self.program.as_ref().and_then(ProgramWatch::program_end);
             let timeout = match program_end {
                 Some(ProgramEnd::Executed) => return Ok(Some(SamplingEnd::Exec)),
                 Some(ProgramEnd::Exited) if self.descriptor.is_none() => {
@@ -313,9 +321,9 @@ impl HostProcess {
 }
 
 /// Returns whether no control socket of a process is found, neither by its name nor in the process. Also true if this
-/// user may not look at the process, and the socket has another name.
+/// user may not examine the process, and the socket has another name than usual.
 fn has_no_visible_socket(pid: u32) -> bool {
-    let found = discover(DiscoveryScope::Process(pid), |_| ());
+    let found = discover_hosts(DiscoveryScope::Process(pid), |_| ());
     // A process without a socket is listed by its directory.
     let directory = PathBuf::from(format!("/proc/{pid}"));
     let mut unreachable = found.unreachable.iter();

@@ -62,14 +62,14 @@ impl FromStr for AllocatorChoice {
 }
 
 impl AllocatorChoice {
-    /// Finds the library's file.
+    /// Finds the library's file, and which profiler it has.
     ///
     /// # Errors
     /// No library is found (the text names the package), or it cannot serve as an allocator.
     pub(super) fn find_library(&self) -> anyhow::Result<PreloadLibrary> {
         match self {
             Self::Jemalloc => Ok(PreloadLibrary {
-                path: profiling_jemalloc()?,
+                path: find_profiling_jemalloc()?,
                 profiler: Some(BuiltinProfiler::Jemalloc),
             }),
             Self::Tcmalloc => {
@@ -95,11 +95,12 @@ fn installed_libraries(name: &str) -> impl Iterator<Item = PathBuf> {
     paths.into_iter().filter(|path| path.exists())
 }
 
-/// Finds an installed jemalloc that was built with profiling. Fails if there is none; the text names those without.
-fn profiling_jemalloc() -> anyhow::Result<PathBuf> {
+/// Finds the first installed jemalloc that was built with profiling. Fails if there is none; the text names those
+/// without profiling.
+fn find_profiling_jemalloc() -> anyhow::Result<PathBuf> {
     let mut without = Vec::new();
     for library in installed_libraries("libjemalloc.so.2") {
-        if can_profile(&library)? {
+        if probe_profiling(&library)? {
             return Ok(library);
         }
         without.push(library.display().to_string());
@@ -115,7 +116,8 @@ fn profiling_jemalloc() -> anyhow::Result<PathBuf> {
     ))
 }
 
-/// Checks a library that was given by its path. Fails unless it defines `malloc`.
+/// Checks a library that the user named by its path, and finds out which profiler it has. Fails unless it defines
+/// `malloc`.
 fn require_malloc_library(file: &Path) -> anyhow::Result<PreloadLibrary> {
     let unusable = |reason: &str| {
         let message = format!(
@@ -135,7 +137,7 @@ fn require_malloc_library(file: &Path) -> anyhow::Result<PreloadLibrary> {
     if !defines(b"malloc") {
         return Err(unusable("defines no malloc"));
     }
-    let profiler = if defines(b"mallctl") && can_profile(&path)? {
+    let profiler = if defines(b"mallctl") && probe_profiling(&path)? {
         Some(BuiltinProfiler::Jemalloc)
     } else if defines(b"HeapProfilerStart") {
         // gperftools' full library; the minimal one has no profiler.
@@ -146,9 +148,9 @@ fn require_malloc_library(file: &Path) -> anyhow::Result<PreloadLibrary> {
     Ok(PreloadLibrary { path, profiler })
 }
 
-/// Runs this program with the library preloaded, to find out whether a jemalloc has profiling: it aborts at an
-/// option that it does not know.
-pub(super) fn can_profile(library: &Path) -> anyhow::Result<bool> {
+/// Runs this program with the library preloaded, to find out whether a jemalloc has profiling: with `abort_conf`, it
+/// aborts at an option that it does not know. Returns whether the run succeeds.
+pub(super) fn probe_profiling(library: &Path) -> anyhow::Result<bool> {
     let own = std::env::current_exe().context("failed to find this program")?;
     let status = Command::new(own)
         .arg("--version")

@@ -41,7 +41,8 @@ impl StartConfig {
     }
 }
 
-/// Parses the value of `--sample-interval`, a power of two in bytes, to its log2. The error is a text with an example.
+/// Parses the value of `--sample-interval`, a power of two from 1 KiB to 16 MiB, to its log2. The error is a text with
+/// an example.
 pub(crate) fn parse_interval(text: &str) -> Result<u8, String> {
     let lg = parse_size(text)
         .and_then(log2)
@@ -49,15 +50,15 @@ pub(crate) fn parse_interval(text: &str) -> Result<u8, String> {
     lg.ok_or_else(|| "expected a power of two from 1KiB to 16MiB, e.g. 64KiB".to_owned())
 }
 
-/// Parses the interval of a command that only memprof's sampler samples, which may be as low as 1 byte, to its log2.
-/// The error is a text with an example.
+/// Parses a sample interval for memprof's own sampler, a power of two from 1 byte on, to its log2. The error is a text
+/// with an example.
 pub(crate) fn parse_fine_interval(text: &str) -> Result<u8, String> {
     let bytes = text.parse().ok().or_else(|| parse_size(text));
     let lg = bytes.and_then(log2).filter(|lg| *lg <= 24);
     lg.ok_or_else(|| "expected a power of two from 1 (bytes) to 16MiB, e.g. 64KiB".to_owned())
 }
 
-/// log2 of a power of two. `None` for other numbers.
+/// Returns log2 of a power of two. `None` for other numbers.
 fn log2(bytes: u64) -> Option<u8> {
     let is_power = bytes.is_power_of_two();
     is_power

@@ -6,12 +6,12 @@ use std::path::Path;
 
 use crate::exit::{USAGE, with_exit_code};
 
-/// Returns a value for jemalloc's options with profiling possible, and the user's options that conflict with the
-/// requested ones. Options that the user has set are never changed.
+/// Returns a value for jemalloc's options (`MALLOC_CONF`) with which profiling is possible, and the user's options that
+/// conflict with the requested ones. Options that the user has set are never changed.
 ///
 /// `before` is the value that the user has set; `None` if there is none. `active`: sampling is on from the start. If
 /// `lg_sample` is `None`, no sample interval is requested.
-pub(crate) fn malloc_conf(
+pub(crate) fn malloc_conf_value(
     before: Option<&str>,
     active: bool,
     lg_sample: Option<u8>,
@@ -42,11 +42,11 @@ pub(crate) fn malloc_conf(
     (options.join(","), conflicting)
 }
 
-/// Returns the value of `LD_PRELOAD` with `libraries` after those that the user preloads. A library that is there
-/// already is not added again. `before` is the user's value; `None` if there is none.
+/// Returns the value of `LD_PRELOAD` with `libraries` after those that the user preloads. A library that the user
+/// preloads already is not added again. `before` is the user's value; `None` if there is none.
 ///
 /// # Errors
-/// A path has a separator of `LD_PRELOAD` in it.
+/// A path has a separator of `LD_PRELOAD` in it: a colon or a blank.
 pub(crate) fn preload_value<'a>(
     before: Option<&OsStr>,
     libraries: impl IntoIterator<Item = &'a Path>,
@@ -86,7 +86,7 @@ mod tests {
     fn user_options_are_kept() {
         let check = |before: Option<&str>, active, lg, expected: &str, kept: &[&str]| {
             assert_eq!(
-                malloc_conf(before, active, lg),
+                malloc_conf_value(before, active, lg),
                 (
                     expected.to_owned(),
                     kept.iter().map(ToString::to_string).collect()

@@ -21,7 +21,7 @@ pub(crate) use allocator::AllocatorChoice;
 use allocator::{BuiltinProfiler, PreloadLibrary};
 use config::StartConfig;
 pub(crate) use config::{parse_fine_interval, parse_interval};
-use environment::malloc_conf;
+use environment::malloc_conf_value;
 pub(crate) use environment::preload_value;
 use program::JemallocLocation;
 pub(crate) use program::Program;
@@ -97,7 +97,8 @@ pub(crate) fn run(run: &RunArgs) -> Outcome {
     ))
 }
 
-/// Builds the command that runs the program with the plugin preloaded.
+/// Builds the command that runs the program with the plugin preloaded. Prints notes on the program's own jemalloc, and
+/// on options of the user that are kept.
 ///
 /// # Errors
 /// The program is not found, or cannot be profiled this way.
@@ -106,7 +107,7 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
     let program = Program::find(name)?;
     let plugin = find_plugin(run.plugin.as_deref())?;
     let library = choose_preload_library(run, &program)?;
-    print_notes(&program, library.as_ref());
+    print_jemalloc_notes(&program, library.as_ref());
 
     let config = config_path(run.config.as_deref())?;
     let start = config.as_deref().map(StartConfig::read).unwrap_or_default();
@@ -124,7 +125,7 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
     command.env("LD_PRELOAD", preload_value(before.as_deref(), libraries)?);
     let profiler = library.and_then(|library| library.profiler);
     let preloaded = (profiler == Some(BuiltinProfiler::Jemalloc)).then_some(MALLOC_CONF);
-    // Only memprof's sampler counts all allocations.
+    // Only memprof's sampler counts all allocations, so jemalloc's own stays off.
     let own = program.conf_variable().filter(|_| !run.is_tallied);
     let own = own.filter(|own| preloaded != Some(own));
     for variable in preloaded.into_iter().chain(own) {
@@ -134,7 +135,7 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
             }
             before => before.ok(),
         };
-        let (value, conflicting) = malloc_conf(before.as_deref(), is_active, lg_sample);
+        let (value, conflicting) = malloc_conf_value(before.as_deref(), is_active, lg_sample);
         for option in conflicting {
             output::note(&format!("{variable} already sets {option}, which is kept"));
             // The plugin must not use another interval than jemalloc.
@@ -143,7 +144,7 @@ pub(crate) fn preload_command(run: &RunArgs) -> anyhow::Result<Command> {
         command.env(variable, value);
     }
     if run.is_tallied {
-        require_slots(&program)?;
+        require_no_linked_allocator(&program)?;
         command.env(TALLY_VARIABLE.0, TALLY_VARIABLE.1);
     }
     if is_active {
@@ -239,24 +240,22 @@ fn choose_preload_library(
     }
 }
 
-/// Fails if the program's allocator is linked into it: no GOT slot holds its functions, so its calls cannot be counted.
-fn require_slots(program: &Program) -> anyhow::Result<()> {
-    match &program.own_jemalloc().location {
-        JemallocLocation::Nowhere | JemallocLocation::Linked => Ok(()),
-        JemallocLocation::Beside(_) | JemallocLocation::Malloc | JemallocLocation::Unknown => {
-            let message = format!(
-                "{} brings an allocator of its own, whose calls cannot be counted; test a build that \
-                 uses the system's",
-                program.path.display()
-            );
-            Err(with_exit_code(UNAVAILABLE, message))
-        }
+/// Fails if an allocator is linked into the program: no GOT slot holds its functions, so its calls cannot be counted.
+fn require_no_linked_allocator(program: &Program) -> anyhow::Result<()> {
+    if !program.has_linked_allocator()? {
+        return Ok(());
     }
+    let message = format!(
+        "{} brings an allocator of its own, whose calls cannot be counted; test a build that \
+         uses the system's",
+        program.path.display()
+    );
+    Err(with_exit_code(UNAVAILABLE, message))
 }
 
-/// Prints notes on the program's own jemalloc, if it has one: whether it is profiled, and which `malloc` the program
-/// uses. `library` is the allocator to preload; `None` if the program keeps its own.
-fn print_notes(program: &Program, library: Option<&PreloadLibrary>) {
+/// Prints notes on the program's own jemalloc, if it has one: whether it is profiled, and whether the allocator to
+/// preload, `library`, serves only the program's libraries. `library` is `None` if the program keeps its own.
+fn print_jemalloc_notes(program: &Program, library: Option<&PreloadLibrary>) {
     let name = program.path.display();
     let own_jemalloc = program.own_jemalloc();
     match &own_jemalloc.location {

@@ -12,14 +12,17 @@ use object::{Endianness, Object, ObjectSymbol, ReadCache, ReadRef, elf};
 
 use crate::exit::{UNAVAILABLE, USAGE, with_exit_code};
 use crate::malloc_conf::{JemallocInFile, find_jemalloc_in_elf, has_profiler};
-use crate::run::allocator::{can_profile, find_linked_jemalloc};
-use crate::script::{find_in_path, interpreter, read_head};
+use crate::program_kind;
+use crate::run::allocator::{find_linked_jemalloc, probe_profiling};
+use crate::script::{find_in_path, read_head, script_interpreter};
 
 /// A program that the plugin can be preloaded into.
 #[derive(Debug)]
 pub(crate) struct Program {
     /// File that is executed: a binary or a script.
     pub(crate) path: PathBuf,
+    /// The binary: `path`, or the interpreter of the script.
+    binary: PathBuf,
     own_jemalloc: ProgramJemalloc,
 }
 
@@ -63,7 +66,7 @@ const SETUID_BIT: u32 = 0o4000;
 const SETGID_BIT: u32 = 0o2000;
 
 impl Program {
-    /// Finds a program as a shell does, and examines it. Of a script, the interpreter is examined.
+    /// Finds a program as a shell does, and examines it; if it is a script, its interpreter.
     ///
     /// # Errors
     /// The program is not found, or nothing can be preloaded into it.
@@ -73,11 +76,15 @@ impl Program {
         for _ in 0..MAX_INTERPRETERS {
             let (file, head) = open_program(&binary)?;
             require_equal_rights(&binary)?;
-            match interpreter(&head) {
+            match script_interpreter(&head) {
                 Some(interpreter) => binary = interpreter,
                 None => {
-                    let own_jemalloc = find_jemalloc(&binary, &file, &head)?;
-                    return Ok(Self { path, own_jemalloc });
+                    let own_jemalloc = examine_binary(&binary, &file, &head)?;
+                    return Ok(Self {
+                        path,
+                        binary,
+                        own_jemalloc,
+                    });
                 }
             }
         }
@@ -88,6 +95,26 @@ impl Program {
     /// Returns the jemalloc that the program contains or is linked with.
     pub(crate) fn own_jemalloc(&self) -> &ProgramJemalloc {
         &self.own_jemalloc
+    }
+
+    /// Returns whether an allocator is linked into the binary, as its `malloc` or beside it. One beside it is found by
+    /// its symbols only, but jemalloc also without them.
+    ///
+    /// # Errors
+    /// The binary cannot be read.
+    pub(crate) fn has_linked_allocator(&self) -> anyhow::Result<bool> {
+        if !matches!(
+            self.own_jemalloc.location,
+            JemallocLocation::Nowhere | JemallocLocation::Linked
+        ) {
+            return Ok(true);
+        }
+        let failed = || format!("failed to read {}", self.binary.display());
+        let cache = ReadCache::new(File::open(&self.binary).with_context(failed)?);
+        let elf = ElfFile64::<Endianness, _>::parse(&cache).with_context(failed)?;
+        let mut exported = elf.dynamic_symbols().filter(ObjectSymbol::is_definition);
+        Ok(exported.any(|symbol| symbol.name_bytes() == Ok(b"malloc"))
+            || program_kind::defines_allocator(&elf))
     }
 
     /// Returns the variable that enables profiling in the program's own jemalloc; `None` if there is no such jemalloc.
@@ -110,7 +137,8 @@ fn open_program(path: &Path) -> anyhow::Result<(File, Vec<u8>)> {
     opened.with_context(|| format!("failed to read {}", path.display()))
 }
 
-/// Fails if the program would run with other rights than this process: the loader then ignores `LD_PRELOAD`.
+/// Fails if the program would run with other rights than this process, by setuid, setgid or capabilities: the loader
+/// then ignores `LD_PRELOAD`.
 fn require_equal_rights(path: &Path) -> anyhow::Result<()> {
     let metadata = path
         .metadata()
@@ -140,9 +168,9 @@ fn has_capabilities(path: &Path) -> bool {
     rustix::fs::getxattr(path, "security.capability", &mut value).is_ok()
 }
 
-/// Finds the jemalloc of a binary. Fails unless the plugin can be preloaded: it must be dynamically linked ELF for
-/// glibc.
-fn find_jemalloc(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<ProgramJemalloc> {
+/// Checks that the plugin can be preloaded into a binary, which must be dynamically linked ELF for glibc on x86-64
+/// without a sanitizer, and returns the binary's jemalloc. `head` are its first bytes.
+fn examine_binary(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<ProgramJemalloc> {
     if !head.starts_with(&elf::ELFMAG) {
         let message = format!(
             "{} is not an ELF file; if it is a script, name its interpreter: memprof run -- INTERPRETER {0}",
@@ -183,7 +211,7 @@ fn find_jemalloc(path: &Path, file: &File, head: &[u8]) -> anyhow::Result<Progra
         JemallocInFile::Linked | JemallocInFile::Stripped | JemallocInFile::Nothing => {
             return match find_linked_jemalloc(loader, path) {
                 Some(library) => Ok(ProgramJemalloc {
-                    can_profile: can_profile(&library)?,
+                    can_profile: probe_profiling(&library)?,
                     location: JemallocLocation::Linked,
                 }),
                 None => Ok(ProgramJemalloc {
@@ -279,7 +307,10 @@ mod tests {
     #[test]
     fn interpreters_of_scripts_are_found() {
         let check = |script: &str, expected: Option<&str>| {
-            assert_eq!(interpreter(script.as_bytes()), expected.map(PathBuf::from));
+            assert_eq!(
+                script_interpreter(script.as_bytes()),
+                expected.map(PathBuf::from)
+            );
         };
         check("#!/usr/bin/perl -w\nprint 1;", Some("/usr/bin/perl"));
         check("#! /bin/sh", Some("/bin/sh"));

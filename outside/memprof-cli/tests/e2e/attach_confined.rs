@@ -346,7 +346,7 @@ fn record_leaves_nothing_in_another_root() {
     record
         .args(["record", &pid, "--for", "1s"])
         .env_remove("XDG_RUNTIME_DIR");
-    let recording = Run::of(&mut record).exits(0);
+    let recording = Run::from_command(&mut record).exits(0);
     assert_eq!(names_below(root.path()), before, "{}", recording.stderr);
 }
 

@@ -550,6 +550,27 @@ fn program_that_is_a_host_keeps_its_own_socket() {
 }
 
 #[test]
+fn two_preloaded_plugins_have_a_socket_each() {
+    let [profile, hello] = ["memory_profile", "hello_rust"]
+        .map(|name| dist(&format!("plugins/{name}.so")).display().to_string());
+    let mut command = Command::new("sleep");
+    command.arg("60");
+    let preload = format!("{profile}:{hello}");
+    let host = start(
+        command,
+        &[("MEMPROF_RUN", "1"), ("LD_PRELOAD", preload.as_str())],
+    );
+    let pid = host.pid().to_string();
+    for socket in [format!("{pid}.sock"), format!("{pid}.2.sock")] {
+        host.wait_for_log(&socket);
+    }
+    for (plugin, message) in [("memory_profile", "status"), ("hello_rust", "hello")] {
+        let args = ["msg", &pid, plugin, message];
+        memprof(&host.socket_dir(), &args).exits(0);
+    }
+}
+
+#[test]
 fn command_to_program_that_was_just_started_waits_for_it() {
     for _ in 0..5 {
         let host = run(&["--", "cat"], &[]);

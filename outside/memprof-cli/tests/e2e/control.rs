@@ -557,7 +557,7 @@ fn socket_of_a_killed_host_is_reused() {
     }
     assert!(socket.exists());
     let _third = Setup::of("c_host").more(&more).start();
-    Client::connect(&socket).unwrap().host().unwrap();
+    Client::connect(&socket).unwrap().host_info().unwrap();
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn short(place: &TempDir, config: &str, program: &[&str]) -> Run {
     let mut command = Command::new(dist("bin/memprof"));
     command.args(["run", "--active", "--lg-sample", "10", "--config"]);
     command.arg(&file).arg("--").args(program);
-    Run::of(command.env("MEMPROF_SOCKET_DIR", place.path()))
+    Run::from_command(command.env("MEMPROF_SOCKET_DIR", place.path()))
 }
 
 fn exit_dumps(place: &Path) -> usize {

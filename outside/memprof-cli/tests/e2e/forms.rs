@@ -95,7 +95,7 @@ fn results_have_the_same_forms() {
             let mut memprof = Command::new(crate::dist::dist("bin/memprof"));
             let memprof = memprof.args(command).arg(&pid).args(args);
             let memprof = memprof.env_remove("BROWSER").env_remove("DISPLAY");
-            crate::memprof::Run::of(memprof.env("TMPDIR", place.path()))
+            crate::memprof::Run::from_command(memprof.env("TMPDIR", place.path()))
         };
         let wide: &[&str] = match command[0] {
             "ledger" => &[],

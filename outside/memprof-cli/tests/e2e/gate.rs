@@ -45,7 +45,7 @@ fn gate(place: &Path, options: &[&str], words: &[&str]) -> Run {
     command.arg("test").arg("--budget");
     command.arg(place.join("budget.toml")).args(options);
     command.arg("--").args(words);
-    Run::of(command.env_remove("GITHUB_ACTIONS"))
+    Run::from_command(command.env_remove("GITHUB_ACTIONS"))
 }
 
 /// Checks that a run without growth passes, and that a growth of five per cent is detected. Returns the named function.
@@ -220,7 +220,7 @@ fn each_run_reads_equal_input() {
         command.arg(&budget).env_remove("GITHUB_ACTIONS");
         command.args(["--", "/usr/bin/python3", "-c"]);
         command.arg("import sys; sys.stdin.buffer.read()");
-        Run::of(command.stdin(input)).exits(code)
+        Run::from_command(command.stdin(input)).exits(code)
     };
     check(Stdio::from(File::open(&text).unwrap()), 7);
     let mut script = File::open(&text).unwrap();
@@ -257,7 +257,7 @@ fn annotation_names_the_file_as_its_repository_does() {
         command.args(["test", "--budget", budget, "--", "/bin/true"]);
         command.current_dir(&sub).env("GITHUB_ACTIONS", "true");
         command.env("GITHUB_WORKSPACE", place.path());
-        let broken = Run::of(&mut command).exits(7).stdout;
+        let broken = Run::from_command(&mut command).exits(7).stdout;
         assert!(
             broken.starts_with("::error file=sub/memory.toml,line=2,"),
             "{budget}: {broken}"

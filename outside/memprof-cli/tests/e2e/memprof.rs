@@ -10,5 +10,5 @@ use crate::dist::dist;
 /// Runs `memprof`, which looks for hosts in the directory `sockets`.
 pub(crate) fn memprof(sockets: &Path, args: &[&str]) -> Run {
     let mut command = Command::new(dist("bin/memprof"));
-    Run::of(command.args(args).env("MEMPROF_SOCKET_DIR", sockets))
+    Run::from_command(command.args(args).env("MEMPROF_SOCKET_DIR", sockets))
 }

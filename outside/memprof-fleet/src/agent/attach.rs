@@ -1,6 +1,6 @@
 //! Attachments of an agent: started in each round, ended with the agent.
 
-use memprof_host::{DiscoveryScope, discover};
+use memprof_host::{DiscoveryScope, discover_hosts};
 use memprof_output::{note, one_line, print_stderr};
 
 use super::Agent;
@@ -17,7 +17,7 @@ impl Agent {
         {
             return;
         }
-        let hosts = discover(DiscoveryScope::AllProcesses, |_| ()).hosts;
+        let hosts = discover_hosts(DiscoveryScope::AllProcesses, |_| ()).hosts;
         let hosts = hosts.into_iter().map(|(host, ())| host.pid).collect();
         let attempts = self
             .attachments
@@ -29,7 +29,7 @@ impl Agent {
         self.report_attempts(attempts);
     }
 
-    /// Reports the results of attempts to attach, given with the names of the processes.
+    /// Reports the results of attempts to attach, each with the name of its process.
     pub(super) fn report_attempts(&mut self, attempts: Vec<(String, anyhow::Result<()>)>) {
         for (name, attempt) in attempts {
             if attempt.is_ok() {

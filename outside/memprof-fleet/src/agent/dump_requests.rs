@@ -2,11 +2,11 @@
 
 use std::sync::mpsc::Receiver;
 
-use memprof_host::{DiscoveryScope, discover};
+use memprof_host::{DiscoveryScope, discover_hosts};
 
 use super::Agent;
 use crate::bus::{AgentEvent, AgentReply, DumpRequest, agent_id, agent_process};
-use crate::drain::drain;
+use crate::drain::drain_spool;
 use crate::policy::{is_in_share, rule_for};
 
 impl Agent {
@@ -27,7 +27,7 @@ impl Agent {
             }
         }
         let mut counts = vec![0; requests.len()];
-        for (host, ()) in discover(DiscoveryScope::AllProcesses, |_| ()).hosts {
+        for (host, ()) in discover_hosts(DiscoveryScope::AllProcesses, |_| ()).hosts {
             let instance = self.machine.process_key(&host);
             let (name, pid) = (self.machine.name.clone(), host.pid.cast_signed());
             let selects = |dump: &DumpRequest| {
@@ -66,7 +66,7 @@ impl Agent {
         }
         let stored = self
             .flush_batch()
-            .and_then(|()| drain(&self.spool, &self.store))
+            .and_then(|()| drain_spool(&self.spool, &self.store))
             .map(drop);
         self.report_change("the store".to_owned(), stored);
         for (request, processes) in requests.into_iter().zip(counts) {

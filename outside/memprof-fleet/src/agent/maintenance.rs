@@ -1,5 +1,5 @@
-//! Merging and pruning of the store, on a thread of its own: that takes minutes where the store is slow, in which the agent
-//! would miss profiles.
+//! Merging and pruning of the store, on a thread of its own: that takes minutes where the store is slow, in which the
+//! agent would miss profiles.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -29,18 +29,18 @@ pub(super) struct Maintenance {
 }
 
 impl Maintenance {
-    /// Plans the first run, [`FIRST_DELAY`] from now.
-    pub(super) fn begin() -> Self {
+    /// Plans the first run for [`FIRST_DELAY`] from now.
+    pub(super) fn new() -> Self {
         Self {
             next: Uptime::now().after(FIRST_DELAY),
             running: None,
         }
     }
 
-    /// Starts a run if one is due. Does not block. Returns the outcome of a run that has ended since the last call. If
-    /// a run is due while the previous one has not ended, returns an error, and starts none. `None`: there is nothing
-    /// to report.
-    pub(super) fn run_if_due(
+    /// Starts a run if one is due. Does not block. Returns the outcome of a run that has ended since the last call; or
+    /// an error if a run is due while the previous one has not ended, which starts none. `None` if there is nothing to
+    /// report.
+    pub(super) fn start_if_due(
         &mut self,
         store: &Arc<ProfileStore>,
         machine: &str,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use memprof_host::{DiscoveryScope, discover};
+use memprof_host::{DiscoveryScope, discover_hosts};
 
 use super::Agent;
 
@@ -10,7 +10,7 @@ impl Agent {
     /// Returns the reason why there was no host to profile: none runs, or the rules name others. The text names the
     /// rules and the running services.
     pub(super) fn no_host_message(&self) -> String {
-        let running = discover(DiscoveryScope::AllProcesses, |_| ()).hosts;
+        let running = discover_hosts(DiscoveryScope::AllProcesses, |_| ()).hosts;
         let running: BTreeSet<_> = running.iter().map(|(host, ())| &*host.info.name).collect();
         if running.is_empty() {
             return "no process with the plugin is running that this user can profile: `memprof ps --all` shows why"

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Nats;
 use crate::target::Target;
-use crate::tls::is_untrusted;
+use crate::tls::is_untrusted_certificate_error;
 
 pub(crate) use responder::{AgentEvent, DumpRequest, agent_process, serve_requests};
 
@@ -91,21 +91,20 @@ pub(crate) struct AgentProcess {
     pub(crate) failed: Option<String>,
 }
 
-/// Returns the unique id of this run of the agent: a random number and the process id. Early in a boot, when there are
-/// no random numbers, only the process id differs.
+/// Returns the unique id of this run of the agent: a random number and the process id.
 pub(crate) fn agent_id() -> &'static str {
     static ID: OnceLock<String> = OnceLock::new();
     ID.get_or_init(|| {
         let mut bytes = [0; 8];
-        // Early in a boot there may be no random bytes; then the id has only the process id.
+        // Early in a boot there may be no random bytes; then only the process id distinguishes runs.
         rustix::rand::getrandom(&mut bytes, GetRandomFlags::NONBLOCK).unwrap_or_default();
         format!("{:016x}-{}", u64::from_le_bytes(bytes), std::process::id())
     })
 }
 
-/// Returns the subject of a request, with machine or service, so that permissions of the server can depend on them. The
-/// subject of a single process is its machine's.
-pub(crate) fn subject(verb: Verb, target: &Target) -> String {
+/// Returns the subject of a request. It has the machine or service in it, so that the server's permissions can depend
+/// on them; the subject for a single process is that of its machine.
+pub(crate) fn request_subject(verb: Verb, target: &Target) -> String {
     let verb = verb.name();
     match target {
         Target::All => format!("memprof.v1.all.{verb}"),
@@ -117,7 +116,7 @@ pub(crate) fn subject(verb: Verb, target: &Target) -> String {
 }
 
 /// Returns the subjects to which the agent of machine `host` subscribes.
-fn subjects(host: &str) -> [String; 3] {
+fn subscribed_subjects(host: &str) -> [String; 3] {
     [
         "memprof.v1.all.*".to_owned(),
         "memprof.v1.svc.*.*".to_owned(),
@@ -139,9 +138,9 @@ pub(crate) enum ConnectionEvent {
     Failed(String),
 }
 
-/// Connects to the server, and calls `report` for changes of the connection later. Fails if the configuration is
-/// invalid (exit code 2), or the server cannot be reached (3).
-pub(crate) async fn connect(
+/// Connects to the NATS server as the client `name`, and calls `report` for changes of the connection from then on.
+/// Fails if the configuration is invalid (exit code 2), or the server cannot be reached (3).
+pub(crate) async fn connect_to_nats(
     nats: &Nats,
     name: &str,
     report: impl Fn(ConnectionEvent) + Send + Sync + Clone + 'static,
@@ -176,7 +175,7 @@ pub(crate) async fn connect(
     options.connect(url).await.map_err(|error| {
         let remedy = match error.kind() {
             async_nats::ConnectErrorKind::Tls | async_nats::ConnectErrorKind::Io
-                if is_untrusted(&error.to_string()) =>
+                if is_untrusted_certificate_error(&error.to_string()) =>
             {
                 ": `ca_file` must hold the certificate that signed the server's"
             }

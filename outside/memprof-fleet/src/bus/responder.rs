@@ -9,12 +9,15 @@ use async_nats::{Client, Message};
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::select_all;
-use memprof_host::{DiscoveryScope, RunningHost, discover};
+use memprof_host::{DiscoveryScope, RunningHost, discover_hosts};
 use memprof_output::note;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
-use super::{AgentProcess, AgentReply, AgentRequest, ConnectionEvent, agent_id, connect, subjects};
+use super::{
+    AgentProcess, AgentReply, AgentRequest, ConnectionEvent, agent_id, connect_to_nats,
+    subscribed_subjects,
+};
 use crate::config::Nats;
 use crate::error_log::ErrorLog;
 use crate::policy::hash_fraction;
@@ -48,8 +51,8 @@ pub(crate) struct DumpRequest {
 }
 
 /// Starts to serve requests, on a thread of its own that runs as long as this program. Requests for dumps are sent to
-/// `dumps`. Fails if the configured URL is missing or invalid; if the connection fails later, that is
-/// noted, and the thread connects again.
+/// `dumps`. Fails if the configured URL is missing or invalid; a later failure of the connection is noted, and the
+/// thread connects again.
 pub(crate) fn serve_requests(
     nats: Nats,
     host: String,
@@ -64,7 +67,7 @@ pub(crate) fn serve_requests(
         runtime.block_on(async {
             let log = BusLog::default();
             loop {
-                if let Err(error) = serve(&nats, &host, &dumps, &log).await {
+                if let Err(error) = serve_connection(&nats, &host, &dumps, &log).await {
                     log.note_connection(ConnectionEvent::Failed(format!("{error:#}")));
                 }
                 tokio::time::sleep(RECONNECT_DELAY).await;
@@ -90,11 +93,12 @@ impl BusLog {
     fn note_connection(&self, event: ConnectionEvent) {
         let line = match event {
             ConnectionEvent::Connected => {
-                let had_errors = self.errors().clear(Self::CONNECTION);
+                let had_errors = self.lock_errors().clear(Self::CONNECTION);
                 had_errors.then(|| "works again".to_owned())
             }
             ConnectionEvent::Failed(error) => {
-                self.errors().add(Self::CONNECTION, &error, Uptime::now())
+                self.lock_errors()
+                    .record_error(Self::CONNECTION, &error, Uptime::now())
             }
         };
         if let Some(line) = line {
@@ -104,21 +108,22 @@ impl BusLog {
 
     /// Notes an error of a request, at doubling intervals.
     fn note_request(&self, error: &str) {
-        let line = self.errors().add(Self::REQUESTS, error, Uptime::now());
+        let line = self
+            .lock_errors()
+            .record_error(Self::REQUESTS, error, Uptime::now());
         if let Some(line) = line {
             note(&line);
         }
     }
 
-    /// Locks the log of errors, also after a panic in another thread.
-    fn errors(&self) -> MutexGuard<'_, ErrorLog> {
-        // A panic in another thread leaves the log intact.
+    /// Locks the log of errors, even if a thread panicked while it held the lock.
+    fn lock_errors(&self) -> MutexGuard<'_, ErrorLog> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Connects and serves requests until the connection is closed for good. Fails if the server cannot be reached.
-async fn serve(
+async fn serve_connection(
     nats: &Nats,
     host: &str,
     dumps: &Sender<AgentEvent>,
@@ -128,9 +133,9 @@ async fn serve(
         let log = log.clone();
         move |event| log.note_connection(event)
     };
-    let client = connect(nats, &format!("memprof agent {host}"), report).await?;
+    let client = connect_to_nats(nats, &format!("memprof agent {host}"), report).await?;
     let mut messages = Vec::new();
-    for subject in subjects(host) {
+    for subject in subscribed_subjects(host) {
         messages.push(client.subscribe(subject).await?);
     }
     note(&format!("questions come from {}", nats.url()?));
@@ -201,7 +206,7 @@ async fn handle_message(
                 .unwrap_or_default();
         });
     } else {
-        tokio::task::spawn_blocking(move || list_processes(&host, &request, &send));
+        tokio::task::spawn_blocking(move || reply_with_processes(&host, &request, &send));
     }
     while let Some(reply) = replies.recv().await {
         // A reply has only texts and numbers, so serializing it cannot fail.
@@ -213,12 +218,12 @@ async fn handle_message(
 }
 
 /// Replies with the requested processes of this machine, and then with their number. Blocks while it queries them.
-fn list_processes(host: &str, request: &AgentRequest, replies: &UnboundedSender<AgentReply>) {
+fn reply_with_processes(host: &str, request: &AgentRequest, replies: &UnboundedSender<AgentReply>) {
     let state = |client: &mut memprof_host::client::Client| match client.status() {
         Ok(status) => status.profiling.to_string(),
         Err(error) => error.to_string(),
     };
-    let hosts = discover(DiscoveryScope::AllProcesses, state)
+    let hosts = discover_hosts(DiscoveryScope::AllProcesses, state)
         .hosts
         .into_iter();
     let selected = hosts.filter(|(running, _)| {
@@ -244,7 +249,8 @@ fn list_processes(host: &str, request: &AgentRequest, replies: &UnboundedSender<
     replies.send(done).unwrap_or_default();
 }
 
-/// Describes a running host for a reply; `profiling` is the state of its profiler or an error.
+/// Describes a running host for a reply, with its resident memory from /proc; `profiling` is the state of its profiler,
+/// or the error of the query for it.
 pub(crate) fn agent_process(host: &str, running: &RunningHost, profiling: String) -> AgentProcess {
     AgentProcess {
         host: host.to_owned(),
@@ -258,8 +264,8 @@ pub(crate) fn agent_process(host: &str, running: &RunningHost, profiling: String
     }
 }
 
-/// Returns whether a subject is an inbox of NATS, to which only the requesting program subscribes. A reply to another
-/// subject would be a message with this agent's rights.
+/// Returns whether a subject is an inbox of NATS, which belongs to the requesting program. A reply to another subject
+/// would be a message that anybody could have this agent send with its rights.
 fn is_inbox(subject: &str) -> bool {
     subject.starts_with("_INBOX.")
 }

@@ -48,7 +48,7 @@ pub(super) struct Tables<'n> {
 }
 
 impl<'n> Tables<'n> {
-    /// Dictionary for stacks of this profile, with the default entry of each table.
+    /// Creates the tables for stacks of this profile, each with its default entry.
     pub(super) fn new(symbolized: &'n SymbolizedProfile) -> Self {
         let mut strings = Strings::default();
         strings.intern("");
@@ -127,7 +127,7 @@ impl<'n> Tables<'n> {
     }
 
     /// Returns the dictionary of all entries. Links and attributes only have the empty entry.
-    pub(super) fn finish(self) -> Dictionary {
+    pub(super) fn into_dictionary(self) -> Dictionary {
         let strings = (0..self.strings.len() as u32).map(StringId);
         Dictionary {
             mapping_table: self.mappings.entries,

@@ -7,13 +7,15 @@ use std::time::Duration;
 
 use async_nats::StatusCode;
 use futures::StreamExt;
-use memprof_output::{NO_DATA, UNREACHABLE, note, print, table, with_exit_code};
+use memprof_output::{NO_DATA, UNREACHABLE, format_table, note, print, with_exit_code};
 use serde_json::json;
 use tokio::time::{Instant, timeout_at};
 
 use super::table::format_bytes;
 use crate::args::{DumpArgs, ProcessArgs, TargetArgs, TimeWindow};
-use crate::bus::{AgentProcess, AgentReply, AgentRequest, ConnectionEvent, Verb, connect, subject};
+use crate::bus::{
+    AgentProcess, AgentReply, AgentRequest, ConnectionEvent, Verb, connect_to_nats, request_subject,
+};
 use crate::config::Config;
 use crate::query::{ProfileQuery, read_profiles, shared_machine_names as shared_names_in_store};
 use crate::target::Target;
@@ -43,7 +45,7 @@ struct AgentReplies {
 
 /// Runs `memprof fleet ps` over NATS: prints the processes that agents list, as a table or, if `json`, as JSON. Fails
 /// if no agent replies, and none is known from the store (exit code 3).
-pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result<ExitCode> {
+pub(crate) fn run_ps(config: &Config, target: &Target, json: bool) -> anyhow::Result<ExitCode> {
     let request = AgentRequest {
         target: target.clone(),
         share: 1.0,
@@ -56,14 +58,14 @@ pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result
 /// Runs `memprof fleet dump`. Waits for the requested spread and up to [`DUMP_TIMEOUT`] more. Fails if no agent
 /// replies, and none is known from the store (exit code 3). Fails if there is no process to dump, and no agent is
 /// missing (5).
-pub(crate) fn dump(args: &DumpArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run_dump(args: &DumpArgs) -> anyhow::Result<ExitCode> {
     let ProcessArgs {
         store,
         bus,
         target: TargetArgs { target },
         json,
     } = &args.processes;
-    let config = Config::read(store)?.with_bus(bus);
+    let config = Config::read(store)?.with_bus_args(bus);
     let spread = u64::try_from(args.spread.as_millis()).unwrap_or(u64::MAX);
     let request = AgentRequest {
         target: target.clone(),
@@ -91,7 +93,7 @@ fn request_and_print(
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let replies = runtime.block_on(collect_replies(config, verb, target, request, timeout))?;
+    let replies = runtime.block_on(request_replies(config, verb, target, request, timeout))?;
     drop(runtime);
     let missing = find_missing_agents(config, target, &replies);
     if replies.agents.is_empty() && missing.is_empty() {
@@ -121,7 +123,7 @@ fn request_and_print(
             ]
         });
         let heads = ["SERVICE", "PROCESS", "PROFILING", "RSS", "DUMPED"];
-        print(&table(heads, &cells.collect::<Vec<_>>()));
+        print(&format_table(heads, &cells.collect::<Vec<_>>()));
     }
     note(&format!(
         "{} agents answered",
@@ -230,7 +232,7 @@ fn find_missing_agents(
 /// Sends a request, and receives replies until none has come for a while and each agent that replied has sent all of
 /// its processes. Returns earlier if the server says that no agent listens, and returns incomplete replies after
 /// `timeout`. Fails if the server cannot be reached, or refuses the request (exit code 3).
-async fn collect_replies(
+async fn request_replies(
     config: &Config,
     verb: Verb,
     target: &Target,
@@ -248,12 +250,12 @@ async fn collect_replies(
             }
         }
     };
-    let client = connect(&config.nats, "memprof fleet", report).await?;
+    let client = connect_to_nats(&config.nats, "memprof fleet", report).await?;
     let inbox = client.new_inbox();
     let mut messages = client.subscribe(inbox.clone()).await?;
     let payload = serde_json::to_vec(request)?;
     client
-        .publish_with_reply(subject(verb, target), inbox, payload.into())
+        .publish_with_reply(request_subject(verb, target), inbox, payload.into())
         .await?;
     client.flush().await?;
     let start = Instant::now();
@@ -270,7 +272,7 @@ async fn collect_replies(
             let message = format!(
                 "{}: {error}: the server must let this user publish {} and subscribe to _INBOX.>",
                 config.nats.url()?,
-                subject(verb, target)
+                request_subject(verb, target)
             );
             return Err(with_exit_code(UNREACHABLE, message));
         }

@@ -70,9 +70,12 @@ impl ProfileQuery {
         )
     }
 
-    /// Reads the selected profiles, sorted by process and time. Only those whose build id begins with `build`, or all
-    /// if it is `None`. Fails if there is none (exit code 5), or the store cannot be read.
-    pub(crate) fn profiles(&self, build: Option<&str>) -> anyhow::Result<Vec<Profile>> {
+    /// Reads the selected profiles whose build id begins with `build`, or all selected ones if it is `None`, sorted by
+    /// process and time. Fails if there is none (exit code 5), or the store cannot be read.
+    pub(crate) fn read_selected_profiles(
+        &self,
+        build: Option<&str>,
+    ) -> anyhow::Result<Vec<Profile>> {
         let mut profiles = read_profiles(self)?;
         let all = profiles.len();
         profiles.retain(|profile| build.is_none_or(|build| profile.build_id.starts_with(build)));
@@ -125,15 +128,15 @@ impl std::fmt::Display for ProfileQuery {
 
 /// Runs `memprof fleet top`: prints the functions with most memory in the newest profiles. Fails if there is no profile
 /// (exit code 5).
-pub(crate) fn top(args: &TopArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run_top(args: &TopArgs) -> anyhow::Result<ExitCode> {
     let query = ProfileQuery::from_args(&args.select)?;
     let result = sum_profiles(&query, args.build.as_deref(), Weighting::Newest)?;
     print_table(&query, &result, &args.table)
 }
 
-/// Runs `memprof fleet diff`: prints the functions in which two builds differ. Fails if one has no profile (exit code
-/// 5).
-pub(crate) fn diff(args: &DiffArgs) -> anyhow::Result<ExitCode> {
+/// Runs `memprof fleet diff`: prints the functions in which the mean processes of two builds differ. Fails if one build
+/// has no profile (exit code 5).
+pub(crate) fn run_diff(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     let query = ProfileQuery::from_args(&args.select)?;
     let result = compare_builds(&query, &args.build, &args.base)?;
     print_table(&query, &result, &args.table)
@@ -141,15 +144,15 @@ pub(crate) fn diff(args: &DiffArgs) -> anyhow::Result<ExitCode> {
 
 /// Runs `memprof fleet flame`: writes the mean of the profiles to a file or to stdout. Fails if there is no profile
 /// (exit code 5).
-pub(crate) fn flame(args: &FlameArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run_flame(args: &FlameArgs) -> anyhow::Result<ExitCode> {
     let query = ProfileQuery::from_args(&args.select)?;
     let result = sum_profiles(&query, args.build.as_deref(), Weighting::Mean)?;
     let bytes = render_flame(&query, &result, args.format)?;
     write_result(args.output.as_deref().unwrap_or(Path::new("-")), &bytes)
 }
 
-/// Renders a result in a format of `fleet flame`. In OTLP, the service's name is that of the target, or `fleet` for
-/// several services.
+/// Renders a result in a format of `fleet flame`. In OTLP, the service's name is that of the target, or `fleet` if the
+/// target is no service.
 fn render_flame(
     query: &ProfileQuery,
     result: &QueryResult,
@@ -163,7 +166,12 @@ fn render_flame(
         #[cfg(feature = "otlp")]
         FlameFormat::Otlp => {
             let service = query.target.service().unwrap_or("fleet");
-            return Ok(otlp::encode(&result.profile, service, query.from, query.to));
+            return Ok(otlp::encode_message(
+                &result.profile,
+                service,
+                query.from,
+                query.to,
+            ));
         }
     };
     let options = Options {

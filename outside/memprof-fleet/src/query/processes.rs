@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use memprof_output::{NO_DATA, print, table, with_exit_code};
+use memprof_output::{NO_DATA, format_table, print, with_exit_code};
 use serde::Serialize;
 
 use crate::args::{GrowthArgs, TimeWindow};
@@ -61,7 +61,7 @@ pub(crate) struct Growth {
 
 impl MissedCounts {
     /// Takes the counts from a profile; each is `None` if the profile has no counts of memprof's sampler.
-    fn new(profile: &Profile) -> Self {
+    fn from_profile(profile: &Profile) -> Self {
         let count = |count: fn(SamplerCounts) -> i64| profile.sampler.map(count);
         Self {
             lost_samples: count(|counts| counts.lost),
@@ -75,12 +75,12 @@ impl MissedCounts {
 
 /// Runs `memprof fleet ps` on the store: prints the processes with a profile in the last [`PS_WINDOW`], as a table or,
 /// if `json`, as JSON. Fails if there is none (exit code 5).
-pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result<ExitCode> {
+pub(crate) fn run_ps(config: &Config, target: &Target, json: bool) -> anyhow::Result<ExitCode> {
     let window = TimeWindow {
         until: None,
         length: PS_WINDOW,
     };
-    let profiles = ProfileQuery::new(config, &window, target)?.profiles(None)?;
+    let profiles = ProfileQuery::new(config, &window, target)?.read_selected_profiles(None)?;
     let rows = summarize_processes(&profiles);
     if json {
         print(&serde_json::to_string(&rows)?);
@@ -100,7 +100,7 @@ pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result
     let heads = [
         "SERVICE", "PROCESS", "BUILD", "PROFILES", "IN USE", "RSS", "NEWEST",
     ];
-    print(&table(heads, &cells.collect::<Vec<_>>()));
+    print(&format_table(heads, &cells.collect::<Vec<_>>()));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -108,9 +108,9 @@ pub(crate) fn ps(config: &Config, target: &Target, json: bool) -> anyhow::Result
 ///
 /// # Errors
 /// No process has two profiles (exit code 5), or the store cannot be read.
-pub(crate) fn growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run_growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
     let query = ProfileQuery::from_args(&args.select)?;
-    let profiles = query.profiles(None)?;
+    let profiles = query.read_selected_profiles(None)?;
     let rows = processes_by_growth(&profiles);
     if rows.is_empty() {
         let message = format!(
@@ -140,7 +140,7 @@ pub(crate) fn growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
     let heads = [
         "GROWTH", "PER HOUR", "FIRST", "LAST", "SERVICE", "PROCESS", "BUILD",
     ];
-    print(&table(heads, &cells.collect::<Vec<_>>()));
+    print(&format_table(heads, &cells.collect::<Vec<_>>()));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn summarize_processes(profiles: &[Profile]) -> Vec<Process> {
             profiles,
             inuse_bytes: newest.inuse_bytes,
             rss_bytes: newest.rss_bytes,
-            missed: MissedCounts::new(newest),
+            missed: MissedCounts::from_profile(newest),
         })
         .collect();
     rows.sort_by(|a, b| b.time.cmp(&a.time));
@@ -177,8 +177,9 @@ pub(crate) fn processes_by_growth(profiles: &[Profile]) -> Vec<Growth> {
 
 /// Returns the growth between a process's first and last profile. `None` if the last is not later.
 fn growth_between(first: &Profile, last: &Profile) -> Option<Growth> {
-    let elapsed_ms = last.time.0 - first.time.0;
-    let growth = last.inuse_bytes - first.inuse_bytes;
+    let elapsed_ms = last.time.0.saturating_sub(first.time.0);
+    // Any numbers may be in a store.
+    let growth = last.inuse_bytes.saturating_sub(first.inuse_bytes);
     (elapsed_ms > 0).then(|| Growth {
         service: last.service.clone(),
         instance: last.instance.clone(),
@@ -188,7 +189,7 @@ fn growth_between(first: &Profile, last: &Profile) -> Option<Growth> {
         inuse_bytes: [first.inuse_bytes, last.inuse_bytes],
         growth_bytes: growth,
         growth_bytes_per_hour: (growth as f64 * 3_600_000.0 / elapsed_ms as f64) as i64,
-        missed: MissedCounts::new(last),
+        missed: MissedCounts::from_profile(last),
     })
 }
 

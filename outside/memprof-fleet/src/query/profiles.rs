@@ -6,7 +6,7 @@ use crate::columns::Columns;
 use crate::process_profile::SamplerCounts;
 use crate::query::ProfileQuery;
 use crate::query::table::format_bytes;
-use crate::scan::{scan, table_files};
+use crate::scan::{list_table_files, scan_file};
 use crate::schema::Table;
 use crate::time::Instant;
 
@@ -66,7 +66,7 @@ impl Profile {
 /// Reads the selected profiles, sorted by process and time. Files that cannot be read are left out. Notes report them,
 /// wrong clocks, and what memprof's sampler missed. Fails if the files cannot be listed.
 pub(crate) fn read_profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
-    let found = table_files(&query.store, Table::Profiles, (query.from, query.to))?;
+    let found = list_table_files(&query.store, Table::Profiles, (query.from, query.to))?;
     for finding in found.findings() {
         query.notes.add(finding);
     }
@@ -75,7 +75,7 @@ pub(crate) fn read_profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>
     let names = [&COLUMNS[..], &SamplerCounts::COLUMNS].concat();
     for (_, object) in &found.counted {
         let mut file_rows = Vec::new();
-        let read = scan(
+        let read = scan_file(
             &query.store,
             object,
             &names,
@@ -267,10 +267,14 @@ fn selected_rows(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn profile(instance: &str, time: i64, sampler: Option<SamplerCounts>) -> Profile {
+    pub(in crate::query) fn profile(
+        instance: &str,
+        time: i64,
+        sampler: Option<SamplerCounts>,
+    ) -> Profile {
         Profile {
             time: Instant(time),
             service: "cart".to_owned(),

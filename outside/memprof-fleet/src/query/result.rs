@@ -3,7 +3,7 @@
 use memprof_report::{Options, RenderInput, SymbolizedProfile, UnseenFrees, render};
 
 use crate::process_profile::SamplerCounts;
-use crate::query::symbolized::to_symbolized;
+use crate::query::symbolized::build_symbolized_profile;
 use crate::query::weights::{Weighting, Weights, weighted_sums};
 use crate::query::{Profile, ProfileQuery, newest_profiles};
 
@@ -70,10 +70,11 @@ fn sum_by_stack(
     build: Option<&str>,
     weighting: Weighting,
 ) -> anyhow::Result<SymbolizedProfile> {
-    let profiles = query.profiles(build)?;
+    let profiles = query.read_selected_profiles(build)?;
     let weights = Weights::new(&profiles, weighting);
     note_counts(query, &profiles, &weights);
-    let mut symbolized = to_symbolized(query, &weighted_sums(query, &profiles, &weights)?)?;
+    let mut symbolized =
+        build_symbolized_profile(query, &weighted_sums(query, &profiles, &weights)?)?;
     let counts = newest_profiles(&profiles).filter_map(|profile| profile.sampler);
     // The report enlarges the errors of values by the share of lost samples.
     if let Some(sum) = counts.reduce(SamplerCounts::plus) {

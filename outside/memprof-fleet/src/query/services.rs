@@ -36,8 +36,10 @@ pub(crate) fn summarize_services(profiles: &[Profile]) -> Vec<Service> {
             .builds
             .entry(last.short_build_id().to_owned())
             .or_default() += 1;
-        service.inuse_bytes += last.inuse_bytes;
-        service.growth_bytes += last.inuse_bytes - first.inuse_bytes;
+        // Any numbers may be in a store.
+        service.inuse_bytes = service.inuse_bytes.saturating_add(last.inuse_bytes);
+        let growth = last.inuse_bytes.saturating_sub(first.inuse_bytes);
+        service.growth_bytes = service.growth_bytes.saturating_add(growth);
         service.newest = last
             .time
             .to_rfc3339()
@@ -57,11 +59,16 @@ pub(crate) struct Point {
     processes: usize,
 }
 
-/// Returns the history of the selected profiles, at the ends of equal parts of the time window. Each process counts
-/// from its first to its last profile, with the newest one at that time.
-pub(crate) fn history(query: &ProfileQuery, profiles: &[Profile]) -> Vec<Point> {
+/// Returns the bytes in use of the selected profiles at the ends of equal parts of the time window. A process counts
+/// from its first to its last profile, at each time with its newest one. `profiles` are sorted by process and time.
+pub(crate) fn inuse_history(query: &ProfileQuery, profiles: &[Profile]) -> Vec<Point> {
     let (Instant(from), Instant(to)) = (query.from, query.to);
-    let points = (1..=POINT_COUNT).map(|point| Instant(from + (to - from) * point / POINT_COUNT));
+    let length = to.saturating_sub(from);
+    // The parts are equal but for the remainder of the division; their product would not fit for the longest window.
+    let points = (1..=POINT_COUNT).map(|point| {
+        let remainder = length % POINT_COUNT * point / POINT_COUNT;
+        Instant(from + length / POINT_COUNT * point + remainder)
+    });
     let mut points: Vec<_> = points.map(|end| (end, 0, 0)).collect();
     for process in profiles.chunk_by(|a, b| a.instance == b.instance) {
         let mut newest = None;
@@ -72,7 +79,7 @@ pub(crate) fn history(query: &ProfileQuery, profiles: &[Profile]) -> Vec<Point> 
                 newest = Some(next);
             }
             if let Some(newest) = newest.filter(|_| !has_ended) {
-                *bytes += newest.inuse_bytes;
+                *bytes = newest.inuse_bytes.saturating_add(*bytes);
                 *processes += 1;
             }
         }
@@ -84,4 +91,64 @@ pub(crate) fn history(query: &ProfileQuery, profiles: &[Profile]) -> Vec<Point> 
         processes,
     });
     points.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::query::Notes;
+    use crate::query::processes::processes_by_growth;
+    use crate::query::profiles::tests::profile;
+    use crate::store::ProfileStore;
+    use crate::target::Target;
+
+    /// Two processes that grow from the smallest number of bytes to the largest.
+    fn profiles() -> Vec<Profile> {
+        let row = |instance, time, inuse_bytes| Profile {
+            inuse_bytes,
+            ..profile(instance, time, None)
+        };
+        let rows = ["node/7.1", "node/8.1"].map(|instance| {
+            [
+                row(instance, i64::MAX - 120, i64::MIN),
+                row(instance, i64::MAX - 60, i64::MAX),
+                row(instance, i64::MAX, i64::MAX),
+            ]
+        });
+        rows.into_iter().flatten().collect()
+    }
+
+    #[test]
+    fn sums_of_largest_profiles_are_limited() {
+        let [service] = &summarize_services(&profiles())[..] else {
+            panic!("one service");
+        };
+        assert_eq!(
+            (service.inuse_bytes, service.growth_bytes),
+            (i64::MAX, i64::MAX)
+        );
+        let growths = processes_by_growth(&profiles());
+        assert_eq!(growths.len(), 2);
+        let growths = serde_json::to_value(&growths[0]).unwrap();
+        assert_eq!(growths["growth_bytes"], i64::MAX);
+    }
+
+    #[test]
+    fn history_of_longest_window_ends_at_its_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let url = format!("file://{}", directory.path().display());
+        let query = ProfileQuery {
+            store: Arc::new(ProfileStore::open(&url).unwrap()),
+            from: Instant(0),
+            to: Instant(i64::MAX),
+            target: Target::All,
+            notes: Notes::Print,
+        };
+        let history = inuse_history(&query, &profiles());
+        assert_eq!(history.len(), 60);
+        let last = history.last().unwrap();
+        assert_eq!((last.inuse_bytes, last.processes), (i64::MAX, 2));
+    }
 }

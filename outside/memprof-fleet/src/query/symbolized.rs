@@ -10,7 +10,7 @@ use memprof_report::{
 use crate::columns::Columns;
 use crate::query::ProfileQuery;
 use crate::query::weights::WeightedSums;
-use crate::scan::{scan, table_files};
+use crate::scan::{list_table_files, scan_file};
 use crate::schema::Table;
 
 /// Length in bytes of a module's invented address range, in which each of its functions has one address.
@@ -19,15 +19,17 @@ const MODULE_SIZE: u64 = 1 << 32;
 /// Builds a profile of these sums, with the frames from the table STACKS. A stack whose frames are missing is named by
 /// its id; a note gives their bytes. Files that cannot be read are noted and left out. Fails if the files cannot be
 /// listed.
-pub(crate) fn to_symbolized(
+pub(crate) fn build_symbolized_profile(
     query: &ProfileQuery,
     sums: &WeightedSums,
 ) -> anyhow::Result<SymbolizedProfile> {
     let mut builder = ProfileBuilder::default();
     let mut missing = sums.by_stack.clone();
-    for (_, object) in &table_files(&query.store, Table::Stacks, (query.from, query.to))?.counted {
+    for (_, object) in
+        &list_table_files(&query.store, Table::Stacks, (query.from, query.to))?.counted
+    {
         let columns = ["stack_id", "frames", "modules"];
-        let read = scan(&query.store, object, &columns, None, |batch| {
+        let read = scan_file(&query.store, object, &columns, None, |batch| {
             let columns = Columns(batch);
             let ids = columns.numbers("stack_id")?;
             // Lists are decoded only if the batch has a missing stack: most stacks of a file may be known
@@ -60,7 +62,7 @@ pub(crate) fn to_symbolized(
     for (id, values) in missing {
         builder.add_stack(&[format!("stack {id:016x}")], &[String::new()], values);
     }
-    Ok(builder.finish(sums.sample_interval))
+    Ok(builder.into_symbolized(sums.sample_interval))
 }
 
 /// Profile under construction, with invented addresses.
@@ -87,7 +89,7 @@ impl ProfileBuilder {
         self.profile.samples.push(Sample::new(stack, values));
     }
 
-    /// Returns the address of a function, which gets a new one in the range of its module if it is unknown.
+    /// Returns the invented address of a function. A function without one gets the next address in its module's range.
     fn intern_function(&mut self, function: &str, module: &str) -> AddressId {
         let key = (function.to_owned(), module.to_owned());
         if let Some(id) = self.functions.get(&key) {
@@ -118,7 +120,7 @@ impl ProfileBuilder {
     }
 
     /// Returns the profile, with a mapping for each module. `sample_interval` is `None` if it is unknown.
-    fn finish(mut self, sample_interval: Option<i64>) -> SymbolizedProfile {
+    fn into_symbolized(mut self, sample_interval: Option<i64>) -> SymbolizedProfile {
         let mapping = |(module, (index, _)): (&String, &(u64, u64))| Mapping {
             start: Address(index * MODULE_SIZE),
             end: Address((index + 1) * MODULE_SIZE),

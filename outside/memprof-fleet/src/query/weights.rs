@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::columns::Columns;
 use crate::query::{Profile, ProfileQuery};
-use crate::scan::{scan, table_files};
+use crate::scan::{list_table_files, scan_file};
 use crate::schema::Table;
 use crate::time::Instant;
 
@@ -45,14 +45,14 @@ impl Weights {
     /// Computes the weights of `profiles`, which are sorted by process and time.
     pub(crate) fn new(profiles: &[Profile], weighting: Weighting) -> Self {
         match weighting {
-            Weighting::Newest => Self::newest(profiles),
-            Weighting::Mean => Self::mean(profiles),
-            Weighting::MeanOfProcesses => Self::mean_process(profiles),
+            Weighting::Newest => Self::for_newest(profiles),
+            Weighting::Mean => Self::for_mean(profiles),
+            Weighting::MeanOfProcesses => Self::for_mean_process(profiles),
         }
     }
 
     /// Returns the weights for [`Weighting::Newest`]: 1 for the newest profile of each process.
-    fn newest(profiles: &[Profile]) -> Self {
+    fn for_newest(profiles: &[Profile]) -> Self {
         let mut weights = Self::default();
         // Profiles are sorted by process and time, so the newest one of a process is inserted last.
         for profile in profiles {
@@ -65,7 +65,7 @@ impl Weights {
     }
 
     /// Returns the weights for [`Weighting::Mean`]: 1/n for each of the n profiles of a process.
-    fn mean(profiles: &[Profile]) -> Self {
+    fn for_mean(profiles: &[Profile]) -> Self {
         let mut weights = Self::default();
         for profile in profiles {
             weights
@@ -82,8 +82,8 @@ impl Weights {
     }
 
     /// Returns the weights for [`Weighting::MeanOfProcesses`]: those of the mean, divided by the number of processes.
-    fn mean_process(profiles: &[Profile]) -> Self {
-        let mut weights = Self::mean(profiles);
+    fn for_mean_process(profiles: &[Profile]) -> Self {
+        let mut weights = Self::for_mean(profiles);
         let count = weights.process_count() as f64;
         let each = weights.0.values_mut().flat_map(HashMap::values_mut);
         each.for_each(|weight| *weight /= count);
@@ -127,18 +127,18 @@ pub(crate) fn weighted_sums(
     // Only the hours of weighted profiles are read: the newest profiles of processes lie in few of the
     // selected hours.
     let time = weights.time_range().unwrap_or((query.from, query.to));
-    let found = table_files(&query.store, Table::Samples, time)?;
+    let found = list_table_files(&query.store, Table::Samples, time)?;
     for (name, reason) in &found.damaged {
         query.notes.add(format!("{name} is not counted: {reason}"));
     }
     for (_, object) in &found.counted {
         let mut file_sums = HashMap::new();
-        let read = scan(
+        let read = scan_file(
             &query.store,
             object,
             &COLUMNS,
             query.target.service(),
-            |batch| add_batch(&Columns(batch), weights, &mut file_sums),
+            |batch| add_weighted_batch(&Columns(batch), weights, &mut file_sums),
         );
         match read {
             Err(error) => query
@@ -170,14 +170,14 @@ pub(crate) fn weighted_sums(
     Ok(sums)
 }
 
-/// Returns the sum of numbers. That of none is 0, where [`Iterator::sum`] returns -0.
+/// Returns the sum of numbers. The sum of no numbers is 0, where [`Iterator::sum`] returns -0.
 fn sum(numbers: impl Iterator<Item = f64>) -> f64 {
     numbers.fold(0.0, std::ops::Add::add)
 }
 
 /// Adds the samples of a batch, times their weights, to `sums`: bytes and objects by stack id. Fails if a column is
 /// missing or of another type.
-fn add_batch(
+fn add_weighted_batch(
     columns: &Columns<'_>,
     weights: &Weights,
     sums: &mut HashMap<i64, [f64; 2]>,

@@ -18,7 +18,7 @@ use super::ServerState;
 use super::query::QueryParams;
 use crate::query::processes::{processes_by_growth, summarize_processes};
 use crate::query::result::{compare_builds, compare_windows, sum_profiles};
-use crate::query::services::{history, summarize_services};
+use crate::query::services::{inuse_history, summarize_services};
 use crate::query::{Profile, ProfileQuery, Weighting};
 use crate::store::ProfileStore;
 
@@ -35,7 +35,7 @@ pub(super) fn routes() -> Router<Arc<ServerState>> {
         .route(
             "/api/v1/services",
             get(async |server: Server, query: QueryExtractor| {
-                rows_response(server, query, |_, profiles| {
+                serve_rows(server, query, |_, profiles| {
                     json!(summarize_services(profiles))
                 })
                 .await
@@ -44,7 +44,7 @@ pub(super) fn routes() -> Router<Arc<ServerState>> {
         .route(
             "/api/v1/processes",
             get(async |server: Server, query: QueryExtractor| {
-                rows_response(server, query, |_, profiles| {
+                serve_rows(server, query, |_, profiles| {
                     first_rows_json(summarize_processes(profiles))
                 })
                 .await
@@ -53,7 +53,7 @@ pub(super) fn routes() -> Router<Arc<ServerState>> {
         .route(
             "/api/v1/growth",
             get(async |server: Server, query: QueryExtractor| {
-                rows_response(server, query, |_, profiles| {
+                serve_rows(server, query, |_, profiles| {
                     first_rows_json(processes_by_growth(profiles))
                 })
                 .await
@@ -62,13 +62,13 @@ pub(super) fn routes() -> Router<Arc<ServerState>> {
         .route(
             "/api/v1/history",
             get(async |server: Server, query: QueryExtractor| {
-                rows_response(server, query, |query, profiles| {
-                    json!(history(query, profiles))
+                serve_rows(server, query, |query, profiles| {
+                    json!(inuse_history(query, profiles))
                 })
                 .await
             }),
         )
-        .route("/api/v1/profile", get(profile_response))
+        .route("/api/v1/profile", get(serve_profile))
         .fallback(async || Problem::not_found("there is no such page"))
 }
 
@@ -80,16 +80,16 @@ fn first_rows_json(mut rows: Vec<impl serde::Serialize>) -> Value {
 
 /// Responds with the rows that `rows` computes from the selected profiles, which come without samples, and with the
 /// time window and the notes of the query. Responds with a problem if a parameter is invalid, or there is no profile.
-async fn rows_response(
+async fn serve_rows(
     State(server): Server,
     params: QueryExtractor,
     rows: impl FnOnce(&ProfileQuery, &[Profile]) -> Value + Send + 'static,
 ) -> Result<Json<Value>, Problem> {
     let Parameters(params) = params.map_err(|error| Problem::invalid(error.body_text()))?;
     let url = server.store.clone();
-    let reply = with_permit(&server, move |store| {
+    let reply = run_with_permit(&server, move |store| {
         let query = params.to_query(store)?;
-        let profiles = query.profiles(params.build.as_deref());
+        let profiles = query.read_selected_profiles(params.build.as_deref());
         let rows = rows(&query, &profiles.map_err(problem_from_error)?);
         Ok(json!({
             "store": url,
@@ -104,10 +104,7 @@ async fn rows_response(
 
 /// Responds with a sum of profiles, or a comparison of two builds or time windows, in the requested format. Responds
 /// with a problem if parameters are invalid or contradict each other, or there is no profile.
-async fn profile_response(
-    State(server): Server,
-    params: QueryExtractor,
-) -> Result<Response, Problem> {
+async fn serve_profile(State(server): Server, params: QueryExtractor) -> Result<Response, Problem> {
     let Parameters(params) = params.map_err(|error| Problem::invalid(error.body_text()))?;
     let format = FileFormat::from_name(params.format.as_deref().unwrap_or("text"))?;
     let FormatSource::Rendered(made) = format.source else {
@@ -119,7 +116,7 @@ async fn profile_response(
         sample_type: params.sample_type()?,
         ..Options::default()
     };
-    let bytes = with_permit(&server, move |store| {
+    let bytes = run_with_permit(&server, move |store| {
         let query = params.to_query(Arc::clone(&store))?;
         let build = params.build.as_deref();
         let result = match (build, params.base.as_deref(), params.base_query(store)?) {
@@ -141,9 +138,9 @@ async fn profile_response(
     Ok(format.reply("fleet", bytes.await?.into()))
 }
 
-/// Runs a query on a thread that may block, as soon as one of the [`MAX_QUERIES`](super::MAX_QUERIES) permits
-/// is free.
-async fn with_permit<T: Send + 'static>(
+/// Opens the store and runs `work` on it, on a thread that may block, as soon as one of the
+/// [`MAX_QUERIES`](super::MAX_QUERIES) permits is free. Fails if the store cannot be opened, or `work` fails or panics.
+async fn run_with_permit<T: Send + 'static>(
     server: &ServerState,
     work: impl FnOnce(Arc<ProfileStore>) -> Result<T, Problem> + Send + 'static,
 ) -> Result<T, Problem> {

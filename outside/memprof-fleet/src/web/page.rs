@@ -6,7 +6,7 @@ use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::Html;
 use axum::routing::get;
-use memprof_http::{shared_files, whole_page};
+use memprof_http::{shared_file_routes, whole_page};
 
 use super::ServerState;
 
@@ -24,7 +24,7 @@ const SCRIPTS: [(&str, &str); 4] = [
 /// Returns the routes of the web page at `/` and of the scripts and styles that it loads.
 pub(super) fn routes() -> Router<Arc<ServerState>> {
     let index = async || Html(whole_page("memprof fleet", "fleet.js", INDEX_HTML));
-    let router = shared_files().route("/", get(index));
+    let router = shared_file_routes().route("/", get(index));
     SCRIPTS.into_iter().fold(router, |router, (path, text)| {
         let script = [(CONTENT_TYPE, "text/javascript; charset=utf-8")];
         router.route(path, get(async move || (script, text)))

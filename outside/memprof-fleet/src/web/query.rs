@@ -37,8 +37,8 @@ pub(super) struct QueryParams {
 }
 
 impl QueryParams {
-    /// Returns the query of the requested time window on a store. Fails if a parameter is malformed. The window ends at
-    /// the parameter `at`, by default now.
+    /// Returns the query of the requested time window on a store. The window ends at the parameter `at`, by default
+    /// now. Fails if a parameter is malformed.
     pub(super) fn to_query(&self, store: Arc<ProfileStore>) -> Result<ProfileQuery, Problem> {
         self.query_until(store, self.at.as_deref())
     }
@@ -55,8 +55,8 @@ impl QueryParams {
             .transpose()
     }
 
-    /// Returns the query of the time window that ends at `end`, by default now. Fails if a parameter is malformed. Its
-    /// length is the parameter `for`, by default [`DEFAULT_LENGTH`].
+    /// Returns the query of the time window that ends at `end`, by default now. Its length is the parameter `for`, by
+    /// default [`DEFAULT_LENGTH`]. Fails if a parameter is malformed.
     fn query_until(
         &self,
         store: Arc<ProfileStore>,

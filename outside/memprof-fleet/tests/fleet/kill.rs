@@ -48,7 +48,7 @@ fn run_duckdb(dir: &TestDir) -> Run {
     let views = dir.run(&["fleet", "views", "--for", "duckdb"]).exits(0);
     let sum = "SELECT sum(inuse_bytes) FROM samples";
     let program = "import duckdb, sys\nduckdb.execute(sys.argv[1])\nprint(duckdb.execute(sys.argv[2]).fetchone()[0])";
-    let mut python = Command::new(python::interpreter(&["duckdb==2.0.0"]).unwrap());
+    let mut python = Command::new(python::install_packages(&["duckdb==2.0.0"]).unwrap());
     python.args(["-c", program, &views.stdout, sum]);
     Run::from_output(python.output().unwrap())
 }

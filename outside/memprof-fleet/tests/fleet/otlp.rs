@@ -38,7 +38,7 @@ fn read(dir: &TestDir) -> Value {
         dir.run(&args).exits(0);
         file
     });
-    let mut python = Command::new(testkit::python::interpreter(&[PROTO]).unwrap());
+    let mut python = Command::new(testkit::python::install_packages(&[PROTO]).unwrap());
     python.arg(SCRIPT).args(written);
     Run::from_output(python.output().unwrap()).exits(0).json()
 }

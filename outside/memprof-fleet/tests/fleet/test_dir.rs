@@ -54,7 +54,7 @@ impl TestDir {
 
     /// Runs a command of the program.
     pub(crate) fn run(&self, args: &[&str]) -> Run {
-        Run::of(&mut self.command(args))
+        Run::from_command(&mut self.command(args))
     }
 
     /// Writes a profile into the spool, with the bytes that each function holds.

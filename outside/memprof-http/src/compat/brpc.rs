@@ -5,16 +5,17 @@ mod hotspots;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::header::{CONTENT_TYPE, USER_AGENT};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 
-use crate::compat::go::GoError;
-use crate::compat::symbol::{self, Original};
+use crate::compat::command_line::serve_command_line;
+use crate::compat::pprof_heap::serve_pprof_heap;
+use crate::compat::symbol::{self, SymbolFormat};
 use crate::gateway::{DumpReply, Gateway};
 use crate::problem::{Problem, Result};
-use crate::report::{stream_as_tcmalloc, stream_new_dump_as_tcmalloc};
+use crate::report::stream_as_tcmalloc;
 use crate::report_query::ReportQuery;
 use crate::request_arguments::QueryParameters;
 use crate::request_host::{RequestHost, SharedHosts};
@@ -25,14 +26,17 @@ const DEFAULT_STATS_OPTIONS: &str = "Ja";
 /// Arguments of `dump` for a profile of heap growth.
 const GROWTH_ARGUMENTS: [(&str, &str); 1] = [("kind", "growth")];
 
-/// Returns the routes of the services, which take every method and, of a repeated parameter, the last value. A slash may
-/// follow a path.
+/// Returns the routes of the services. They take every method; of a repeated parameter, the last value counts. A slash
+/// may follow a path.
 pub(super) fn routes() -> Router<SharedHosts> {
     let services = [
         ("/pprof/heap", any(serve_heap)),
         ("/pprof/growth", any(serve_growth)),
-        ("/pprof/symbol", symbol::route(Original::Brpc)),
-        ("/pprof/cmdline", any(symbol::serve_command_line)),
+        (
+            "/pprof/symbol",
+            symbol::symbolizing_route(SymbolFormat::Brpc),
+        ),
+        ("/pprof/cmdline", any(serve_command_line)),
         ("/memory", any(serve_memory)),
         ("/flags", any(flags::serve_flags)),
         ("/flags/{flag}", any(flags::serve_or_set_flag)),
@@ -75,7 +79,7 @@ fn heap_off_error(problem: &Problem) -> Response {
 
 /// Serves the profile of heap growth, which only tcmalloc records.
 async fn serve_growth(RequestHost(host): RequestHost) -> Result<Response> {
-    match growth_profile(&host).await {
+    match stream_new_growth_profile(&host).await {
         Ok(text) => Ok(([TEXT], text).into_response()),
         Err(problem) if problem.is_profiling_off() => Ok(growth_off_error(&problem)),
         Err(problem) => Err(problem),
@@ -83,7 +87,7 @@ async fn serve_growth(RequestHost(host): RequestHost) -> Result<Response> {
 }
 
 /// Takes a growth profile of the largest allocator, and streams it as tcmalloc's text.
-async fn growth_profile(host: &Gateway) -> Result<Body> {
+async fn stream_new_growth_profile(host: &Gateway) -> Result<Body> {
     let dump = host
         .send_typed::<DumpReply>("dump", &GROWTH_ARGUMENTS)
         .await?;
@@ -99,34 +103,8 @@ fn growth_off_error(problem: &Problem) -> Response {
     )
 }
 
-/// Returns whether the client is a Go program, as `go tool pprof` is. That symbolizes with the local binary before it
-/// asks the server, and Go 1.19 gets wrong names for programs that lld linked, such as those in Rust. So such a client
-/// is sent a symbolized profile.
-fn is_go_client(headers: &HeaderMap) -> bool {
-    let agent = headers.get(USER_AGENT).map(HeaderValue::as_bytes);
-    agent.is_some_and(|agent| agent.starts_with(b"Go-http-client/"))
-}
-
-/// Serves a new dump as tcmalloc's text, to Go's tools as pprof. Fails for these only if profiling is off; other refusals
-/// are responses that they print.
-pub(super) async fn serve_pprof_heap(host: &Gateway, headers: &HeaderMap) -> Result<Response> {
-    if is_go_client(headers) {
-        let view = ReportQuery::default();
-        let profile = view.render_in_memory_pprof(host, None).await;
-        return match profile {
-            // The caller answers as the system whose endpoint it serves.
-            Err(problem) if problem.is_profiling_off() => Err(problem),
-            // Go's tools print the reason of a refusal only in this form.
-            Err(problem) => Ok(GoError::from(problem).into_response()),
-            profile => profile,
-        };
-    }
-    let text = stream_new_dump_as_tcmalloc(host).await?;
-    Ok(([TEXT], text).into_response())
-}
-
-/// Serves a new dump in the form that `display` selects: without it for the tools that symbolize it. With
-/// `display=stats`, serves the allocators' statistics instead. If profiling is off, replies as brpc does.
+/// Serves `/pprof/heap`: without `display`, a new dump as [`serve_pprof_heap`]; with `text`, `svg` or `flamegraph`, a
+/// report of a new kept dump; with `stats`, the allocators' statistics. If profiling is off, replies as brpc does.
 async fn serve_heap(
     RequestHost(host): RequestHost,
     headers: HeaderMap,
@@ -170,8 +148,8 @@ async fn serve_memory(RequestHost(host): RequestHost, query: QueryParameters) ->
 }
 
 /// Serves the statistics of all allocators as text. `opts` are those of `malloc_stats_print`; without them,
-/// [`DEFAULT_STATS_OPTIONS`]. They are ignored if an allocator does not support them. Without an allocator, replies
-/// with status 403, as brpc does.
+/// [`DEFAULT_STATS_OPTIONS`]. They are ignored if an allocator does not support them. If no allocator has statistics,
+/// replies with status 403, as brpc does.
 async fn serve_stats(host: &Gateway, opts: Option<&str>) -> Result<Response> {
     let opts = opts
         .filter(|opts| !opts.is_empty())

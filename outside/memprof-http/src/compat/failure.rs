@@ -11,8 +11,8 @@ use crate::problem::Problem;
 pub(super) const REASON: HeaderName = HeaderName::from_static("x-memprof-reason");
 
 impl Problem {
-    /// Returns the text of strerror(3) for the error that `mallctl` would have returned: the plugin's errno or, without
-    /// one, that which fits the kind of error.
+    /// Returns the text of strerror(3) for the error that `mallctl` would have returned: for the plugin's errno or,
+    /// without one, for the errno that fits the kind of error.
     pub(super) fn strerror(&self) -> String {
         let errno = self.error.errno.map(Errno::from_raw_os_error);
         let errno = errno.unwrap_or(match self.kind() {
@@ -27,9 +27,9 @@ impl Problem {
         text.split(" (os error").next().unwrap_or(&text).to_owned()
     }
 
-    /// Sets the errno of an `unavailable` error to `EINVAL`, unless it has one: to mallctl(3), a value that the process
-    /// cannot take is invalid.
-    pub(super) fn with_invalid_value(mut self) -> Self {
+    /// Gives an `unavailable` error without an errno the errno `EINVAL`: mallctl(3) calls a value invalid that the
+    /// process cannot use.
+    pub(super) fn with_unavailable_as_einval(mut self) -> Self {
         if self.kind() == "unavailable" {
             self.error.errno.get_or_insert(Errno::INVAL.raw_os_error());
         }
@@ -41,7 +41,7 @@ impl Problem {
         self.error.to_string()
     }
 
-    /// Returns the reason as a header; other characters than printable ASCII become `?`.
+    /// Returns the header [`REASON`] with the message and remedy; characters other than printable ASCII become `?`.
     pub(super) fn reason_header(&self) -> (HeaderName, HeaderValue) {
         let printable = |c: char| if (' '..='~').contains(&c) { c } else { '?' };
         let text: String = self.reason().chars().map(printable).collect();

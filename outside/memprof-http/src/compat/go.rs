@@ -11,7 +11,8 @@ use axum::response::{Html, IntoResponse, Response};
 use axum::routing::any;
 use tokio::time::sleep;
 
-use crate::compat::symbol::{self, Original};
+use crate::compat::command_line::serve_command_line;
+use crate::compat::symbol::{self, SymbolFormat};
 use crate::gateway::Gateway;
 use crate::problem::Problem;
 use crate::report::{PendingDump, stream_new_dump_as_tcmalloc};
@@ -22,26 +23,29 @@ use crate::request_host::{RequestHost, SharedHosts};
 /// Longest profile in seconds: proxies close requests that are open longer.
 const MAX_SECONDS: u64 = 600;
 
-/// Returns the routes of the profiles, which take every method. Of a repeated parameter the first value counts, those
-/// of a form before those of the query.
+/// Returns the routes of the profiles, which take every method. Of a repeated parameter, the first value counts; values
+/// in a form come before those in the query.
 pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
         .route("/debug/pprof", any(redirect_to_index))
         .route("/debug/pprof/", any(async |_: RequestHost| Html(INDEX)))
-        .route("/debug/pprof/{profile}", any(unknown_profile))
+        .route("/debug/pprof/{profile}", any(unknown_profile_error))
         .route("/debug/pprof/heap", any(serve_heap))
         .route("/debug/pprof/allocs", any(serve_allocs))
-        .route("/debug/pprof/symbol", symbol::route(Original::Go))
-        .route("/debug/pprof/cmdline", any(symbol::serve_command_line))
+        .route(
+            "/debug/pprof/symbol",
+            symbol::symbolizing_route(SymbolFormat::Go),
+        )
+        .route("/debug/pprof/cmdline", any(serve_command_line))
 }
 
 /// Returns the reply for the profiles of Go that a process of another language does not have.
-async fn unknown_profile() -> GoError {
+async fn unknown_profile_error() -> GoError {
     let problem = Problem::not_found("Unknown profile");
     GoError(problem.remedy("heap and allocs are served"))
 }
 
-/// Redirects as Go's `ServeMux` does, relative to the path of the host.
+/// Redirects to the index, as Go's `ServeMux` does. The location is relative, so that it also holds below `/host/PID`.
 async fn redirect_to_index() -> impl IntoResponse {
     (StatusCode::MOVED_PERMANENTLY, [(LOCATION, "pprof/")])
 }
@@ -112,7 +116,7 @@ impl ProfileRequest {
         }
     }
 
-    /// Sets the file name of a reply as `net/http/pprof` does; none for text.
+    /// Sets the name under which the client saves the profile, as `net/http/pprof` does. Text gets none.
     fn set_file_name(&self, profile: &str, headers: &mut HeaderMap) {
         let suffix = match self {
             Self::Now => "",
@@ -142,7 +146,7 @@ impl FromRequest<SharedHosts> for ProfileRequest {
     }
 }
 
-/// Returns whether Go reads the parameters in a request's body too.
+/// Returns whether Go would read parameters from a request's body: whether that is a form, in a POST, PUT or PATCH.
 fn has_form(method: &Method, headers: &HeaderMap) -> bool {
     let content_type = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
     let is_form = content_type.is_some_and(|kind| {

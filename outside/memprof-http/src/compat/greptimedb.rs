@@ -25,12 +25,12 @@ pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
         .route("/debug/prof/mem", post(serve_profile))
         .route("/debug/prof/mem/status", get(serve_status))
-        .route("/debug/prof/mem/activate", post(activate))
-        .route("/debug/prof/mem/deactivate", post(deactivate))
+        .route("/debug/prof/mem/activate", post(activate_profiling))
+        .route("/debug/prof/mem/deactivate", post(deactivate_profiling))
         .route("/debug/prof/mem/gdump", get(serve_gdump).post(set_gdump))
         .route(
             "/debug/prof/mem/symbol",
-            post(symbolize_upload).layer(DefaultBodyLimit::max(MAX_UPLOAD_BYTES)),
+            post(serve_uploaded_flamegraph).layer(DefaultBodyLimit::max(MAX_UPLOAD_BYTES)),
         )
 }
 
@@ -83,20 +83,21 @@ async fn serve_profile(
         .await?)
 }
 
-/// Serves whether profiling is active.
+/// Serves whether profiling is active, as [`active_reply`] formats it.
 async fn serve_status(RequestHost(host): RequestHost) -> Result<Response> {
     let status = host.status().await?;
     Ok(active_reply(status.profiling == Profiling::Active))
 }
 
 /// Activates profiling. Fails with the error of the plugin.
-async fn activate(RequestHost(host): RequestHost) -> Result<&'static str> {
+async fn activate_profiling(RequestHost(host): RequestHost) -> Result<&'static str> {
     host.send_ok("activate", &[]).await?;
     Ok("Heap profiling activated")
 }
 
-/// Deactivates profiling. Fails with the error of the plugin, and, as GreptimeDB does, where nothing can be profiled.
-async fn deactivate(RequestHost(host): RequestHost) -> Result<&'static str> {
+/// Deactivates profiling. Fails with the error of the plugin and, as GreptimeDB does, with status 400 if profiling is
+/// unavailable.
+async fn deactivate_profiling(RequestHost(host): RequestHost) -> Result<&'static str> {
     let status = host.status().await?;
     if status.profiling == Profiling::Unavailable {
         let reason = status.reason.unwrap_or_default();
@@ -113,7 +114,7 @@ async fn serve_gdump(RequestHost(host): RequestHost) -> Result<Response> {
     Ok(active_reply(status.gdump.is_some()))
 }
 
-/// Returns the JSON reply whether something is `active`, in the spacing for which scripts search.
+/// Returns `{"active": …}` as JSON, with exactly this spacing, for which scripts search.
 fn active_reply(active: bool) -> Response {
     let body = format!("{{\"active\": {active}}}");
     ([(CONTENT_TYPE, "application/json")], body).into_response()
@@ -137,6 +138,9 @@ async fn set_gdump(RequestHost(host): RequestHost, form: Bytes) -> Result<&'stat
 }
 
 /// Serves the flamegraph of the dump in the request's body, with names from the host's binaries.
-async fn symbolize_upload(RequestHost(host): RequestHost, dump: Bytes) -> Result<Response> {
+async fn serve_uploaded_flamegraph(
+    RequestHost(host): RequestHost,
+    dump: Bytes,
+) -> Result<Response> {
     Ok(render_uploaded_flamegraph(&host, dump).await?)
 }

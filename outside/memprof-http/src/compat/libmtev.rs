@@ -17,16 +17,16 @@ use crate::request_host::{RequestHost, SharedHosts};
 pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
         .route("/mtev/heap_profile", get(serve_or_switch_profiling))
-        .route("/mtev/memory.json", get(serve_memory))
+        .route("/mtev/memory.json", get(serve_jemalloc_stats))
 }
 
 const TEXT_TYPE: (axum::http::HeaderName, &str) = (CONTENT_TYPE, "text/plain");
 const DUMP_TYPE: (axum::http::HeaderName, &str) =
     (CONTENT_TYPE, "application/x-jemalloc-heap-profile");
 
-/// Serves the state of profiling, or serves a new dump with `trigger_dump=true`. With `active=true`, activates
-/// profiling; any other value of `active` deactivates it. Replies with status 500 if the process has no jemalloc, or
-/// the plugin fails.
+/// Without parameters, serves the state of profiling. `active=true` activates profiling, any other value of `active`
+/// deactivates it. Without `active`, `trigger_dump=true` takes and serves a new dump. Replies with status 500 if the
+/// process has no jemalloc, or the plugin fails.
 async fn serve_or_switch_profiling(
     RequestHost(host): RequestHost,
     query: QueryParameters,
@@ -43,38 +43,38 @@ async fn serve_or_switch_profiling(
         query.first_value("active"),
         query.first_value("trigger_dump"),
     ) {
-        (Some("true"), _) => activate(&host).await,
-        (Some(_), _) => deactivate(&host).await,
-        (None, Some("true")) => take_dump(&host).await,
-        (None, _) => Ok(([TEXT_TYPE], state_text(&allocators)).into_response()),
+        (Some("true"), _) => activate_profiling(&host).await,
+        (Some(_), _) => deactivate_profiling(&host).await,
+        (None, Some("true")) => serve_new_dump(&host).await,
+        (None, _) => Ok(([TEXT_TYPE], profiling_state_text(&allocators)).into_response()),
     };
     match done {
-        Err(problem) if problem.is_host_error() => Ok(error_response(&problem)),
+        Err(problem) if problem.is_host_error() => Ok(mallctl_error_response(&problem)),
         done => done,
     }
 }
 
 /// Takes a kept dump, and serves that of the largest allocator.
-async fn take_dump(host: &Gateway) -> Result<Response> {
+async fn serve_new_dump(host: &Gateway) -> Result<Response> {
     let dump = host.take_dump().await?;
     let dump = host.open_kept_dump(&dump.fields.largest.id).await?;
     Ok(([DUMP_TYPE], stream_dump(dump).await?).into_response())
 }
 
 /// Activates profiling, and serves libmtev's text for that.
-async fn activate(host: &Gateway) -> Result<Response> {
+async fn activate_profiling(host: &Gateway) -> Result<Response> {
     host.send_ok("activate", &[]).await?;
     Ok(([TEXT_TYPE], "Profiling is activated\n").into_response())
 }
 
 /// Deactivates profiling, and serves libmtev's text for that.
-async fn deactivate(host: &Gateway) -> Result<Response> {
+async fn deactivate_profiling(host: &Gateway) -> Result<Response> {
     host.send_ok("deactivate", &[]).await?;
     Ok(([TEXT_TYPE], "Profiling is deactivated\n").into_response())
 }
 
 /// Formats the state of profiling as libmtev does, with a remedy if no jemalloc has `opt.prof`.
-fn state_text(allocators: &[AllocatorStatus]) -> String {
+fn profiling_state_text(allocators: &[AllocatorStatus]) -> String {
     let any = |is: fn(&JemallocOptions) -> bool| {
         let jemallocs = allocators.iter().filter_map(|each| each.jemalloc.as_ref());
         jemallocs.into_iter().any(is)
@@ -93,14 +93,14 @@ fn state_text(allocators: &[AllocatorStatus]) -> String {
 }
 
 /// Returns the reply for an error of the plugin: status 500, with the text of `mallctl`'s error in the first line.
-fn error_response(problem: &Problem) -> Response {
+fn mallctl_error_response(problem: &Problem) -> Response {
     let body = format!("{}\n{}\n", problem.strerror(), problem.reason());
     let status = StatusCode::INTERNAL_SERVER_ERROR;
     (status, [TEXT_TYPE], [problem.reason_header()], body).into_response()
 }
 
 /// Serves jemalloc's statistics as JSON; an empty object if there is no jemalloc.
-async fn serve_memory(RequestHost(host): RequestHost) -> Result<Response> {
+async fn serve_jemalloc_stats(RequestHost(host): RequestHost) -> Result<Response> {
     let json = match host.stats_json().await {
         Ok(json) => json,
         // There is no jemalloc.

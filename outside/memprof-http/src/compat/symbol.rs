@@ -9,7 +9,7 @@ use axum::extract::{DefaultBodyLimit, RawQuery};
 use axum::routing::{MethodRouter, get};
 use memprof_report::{Input, Limits, Options, Sources};
 
-use crate::gateway::{Gateway, run_blocking};
+use crate::gateway::Gateway;
 use crate::problem::{Problem, Result};
 use crate::report::with_render_permit;
 use crate::request_host::{RequestHost, SharedHosts};
@@ -24,9 +24,9 @@ const MAPS: &str = "MAPPED_LIBRARIES:\n";
 /// First line of a reply: there are symbols.
 pub(super) const SYMBOLS: &str = "num_symbols: 1\n";
 
-/// System in whose form names are served.
+/// Format of addresses with names, by the system whose tools read it.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Original {
+pub(super) enum SymbolFormat {
     /// A line `0x%08x`, tab, name for each address.
     Brpc,
     /// [`SYMBOLS`], and a line `%#x NAME` for each address that has a name.
@@ -35,54 +35,30 @@ pub(super) enum Original {
     Userver,
 }
 
-/// Returns the route that symbolizes the addresses of a POST's body or a GET's query, and replies to a GET without any
-/// that there are symbols.
-pub(super) fn route(original: Original) -> MethodRouter<SharedHosts> {
+/// Returns the route that symbolizes the addresses in a POST's body or in a GET's query. To a GET without addresses, it
+/// replies that there are symbols.
+pub(super) fn symbolizing_route(format: SymbolFormat) -> MethodRouter<SharedHosts> {
     get(
         async move |RequestHost(host): RequestHost, RawQuery(query): RawQuery| match query {
             Some(query) if query.starts_with("0x") => {
-                symbolize_list(&host, query.as_bytes(), original).await
+                symbolize_list(&host, query.as_bytes(), format).await
             }
             _ => Ok(SYMBOLS.to_owned()),
         },
     )
     .post(async move |RequestHost(host): RequestHost, body: Bytes| {
-        symbolize_list(&host, &body, original).await
+        symbolize_list(&host, &body, format).await
     })
     .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
 }
 
-/// Serves the program and its arguments.
-pub(super) async fn serve_command_line(RequestHost(host): RequestHost) -> Result<String> {
-    command_line(&host).await
-}
-
-/// Returns the program and its arguments, separated by NUL: from /proc or, if the process is not visible there, as the
-/// host reports its command.
-pub(super) async fn command_line(host: &Gateway) -> Result<String> {
-    if let Some(pid) = host.process_ids().await?.visible_pid {
-        let own = run_blocking(move || std::fs::read(format!("/proc/{pid}/cmdline"))).await?;
-        // Empty if the process has just ended.
-        if let Some(bytes) = own.ok().filter(|bytes| !bytes.is_empty()) {
-            return Ok(without_trailing_nul(&bytes));
-        }
-    }
-    Ok(host.host_info().await?.command.replace(' ', "\0"))
-}
-
-/// Removes trailing NULs. The kernel ends each argument with a NUL, Go's server only separates arguments with one.
-/// jeprof keeps a trailing NUL, in the name of a file that it creates.
-fn without_trailing_nul(arguments: &[u8]) -> String {
-    let arguments = String::from_utf8_lossy(arguments);
-    arguments.trim_end_matches('\0').to_owned()
-}
-
-/// Symbolizes the addresses in `body`, such as `0x4005d0+0x4005f7`. Returns the reply's lines in the form of
-/// `original`: an address without a name has a line only for brpc, with the address as its name.
+/// Symbolizes the addresses in `body`, such as `0x4005d0+0x4005f7`, by the mappings of a new in-memory dump. Returns
+/// the reply's lines in the form of `format`: an address without a name has a line only for brpc, with the address as
+/// its name.
 pub(super) async fn symbolize_list(
     host: &Gateway,
     body: &[u8],
-    original: Original,
+    format: SymbolFormat,
 ) -> Result<String> {
     let addresses = parse_addresses(body)?;
     let pid = host.process_ids().await?.visible_pid;
@@ -91,21 +67,21 @@ pub(super) async fn symbolize_list(
     let named = with_render_permit(move || {
         let maps = read_maps(dump);
         let maps = maps.map_err(|error| Problem::internal(format!("the dump: {error}")))?;
-        symbolize(&addresses, &maps, pid)
+        symbolize_addresses(&addresses, &maps, pid)
     })
     .await?;
-    let mut lines = match original {
-        Original::Brpc | Original::Userver => String::new(),
-        Original::Go => SYMBOLS.to_owned(),
+    let mut lines = match format {
+        SymbolFormat::Brpc | SymbolFormat::Userver => String::new(),
+        SymbolFormat::Go => SYMBOLS.to_owned(),
     };
     for (address, name) in named {
-        let written = match (original, name) {
-            (Original::Brpc, Some(name)) => writeln!(lines, "{address:#010x}\t{name}"),
-            (Original::Brpc, None) => writeln!(lines, "{address:#010x}\t{address:#010x}"),
-            (Original::Go | Original::Userver, Some(name)) => {
+        let written = match (format, name) {
+            (SymbolFormat::Brpc, Some(name)) => writeln!(lines, "{address:#010x}\t{name}"),
+            (SymbolFormat::Brpc, None) => writeln!(lines, "{address:#010x}\t{address:#010x}"),
+            (SymbolFormat::Go | SymbolFormat::Userver, Some(name)) => {
                 writeln!(lines, "{address:#x} {name}")
             }
-            (Original::Go | Original::Userver, None) => Ok(()),
+            (SymbolFormat::Go | SymbolFormat::Userver, None) => Ok(()),
         };
         written.map_err(|e| Problem::internal(e.to_string()))?;
     }
@@ -147,7 +123,7 @@ fn read_maps(dump: impl Read) -> io::Result<Vec<u8>> {
 /// Returns each address with its name, in their order, by symbolizing a profile with these addresses; the name is
 /// `None` for an address in no mapping. `maps` are the lines that [`read_maps`] returns, `pid` is the process if it is
 /// visible from here. Inlined functions are joined by `--`.
-fn symbolize(
+fn symbolize_addresses(
     addresses: &[u64],
     maps: &[u8],
     pid: Option<u32>,
@@ -173,7 +149,7 @@ fn symbolize(
         },
         ..Options::default()
     };
-    let named = memprof_report::read(input, Some(&sources), &options, &|_, _| {})?;
+    let named = memprof_report::read_profile(input, Some(&sources), &options, &|_, _| {})?;
     let mut names = HashMap::new();
     for sample in &named.profile.samples {
         for id in named.profile.stacks.frames(sample.stack) {
@@ -194,15 +170,6 @@ fn symbolize(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn trailing_nul_is_removed() {
-        let check =
-            |arguments: &[u8], expected| assert_eq!(without_trailing_nul(arguments), expected);
-        check(b"server\0", "server");
-        check(b"server\0-p\x00", "server\0-p");
-        check(b"renamed by itself", "renamed by itself");
-    }
 
     #[test]
     fn maps_are_read_from_a_dump() {

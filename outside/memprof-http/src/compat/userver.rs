@@ -62,7 +62,7 @@ async fn control_jemalloc(
         "bg_threads_set_max" => match parse_thread_count(query.first_value("count")) {
             Ok(max) => send_ok_text(host, "background_thread", &[("max", &max)])
                 .await
-                .map_err(Problem::with_invalid_value)?,
+                .map_err(Problem::with_unavailable_as_einval)?,
             Err(message) => {
                 return Ok(Some((StatusCode::BAD_REQUEST, message).into_response()));
             }
@@ -82,8 +82,8 @@ async fn send_ok_text(
     Ok("OK\n".to_owned())
 }
 
-/// Checks the parameter `count`, the largest number of threads, and returns it as text. The error, if it is missing or
-/// no number, is the text of the reply.
+/// Checks the parameter `count`, the largest number of threads, and returns it as text. Fails with the text of the
+/// reply if it is missing or no number.
 fn parse_thread_count(count: Option<&str>) -> Result<String, String> {
     let count = count.ok_or("missing 'count' argument")?;
     match count.parse::<u64>() {

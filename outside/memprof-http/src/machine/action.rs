@@ -24,8 +24,8 @@ pub(super) enum Action {
 }
 
 impl Action {
-    /// Arguments with which memprof runs the command on the process `pid`. A command with a page writes it to standard
-    /// output.
+    /// Returns the arguments with which memprof runs the command on the process `pid`. A command with a page writes it
+    /// to standard output.
     pub(super) fn arguments(self, pid: u32) -> Vec<String> {
         let sampling = |time: Duration| format!("--for={}s", time.as_secs());
         let (command, options) = match self {
@@ -41,7 +41,7 @@ impl Action {
         words.chain(options).chain(format).collect()
     }
 
-    /// Whether the command writes a page of HTML, rather than text.
+    /// Returns whether the command writes a page of HTML, rather than text.
     pub(super) fn has_page(self) -> bool {
         match self {
             Self::Record | Self::Leaks | Self::Holders | Self::Ledger => true,
@@ -49,7 +49,7 @@ impl Action {
         }
     }
 
-    /// Whether the command leaves the process as it was when it is interrupted.
+    /// Returns whether the command leaves the process as it was when it is interrupted.
     pub(super) fn is_cancellable(self) -> bool {
         match self {
             Self::Record | Self::Leaks | Self::Holders | Self::Ledger => true,
@@ -57,7 +57,7 @@ impl Action {
         }
     }
 
-    /// Whether the command loads the plugin, which stays until its lease ends if the command is killed.
+    /// Returns whether the command loads the plugin, which stays until its lease ends if the command is killed.
     pub(super) fn loads_plugin(self) -> bool {
         match self {
             Self::Record | Self::Leaks | Self::Attach | Self::Detach => true,
@@ -65,7 +65,8 @@ impl Action {
         }
     }
 
-    /// Time for which the command samples, by which the page shows its progress. `None` if it does not sample.
+    /// Returns the time for which the command samples, by which the page shows its progress. `None` if it does not
+    /// sample.
     pub(super) fn sampling_time(self) -> Option<Duration> {
         match self {
             Self::Record => Some(RECORD_TIME),
@@ -74,7 +75,7 @@ impl Action {
         }
     }
 
-    /// Time after which the command is cancelled.
+    /// Returns the time after which the command is cancelled.
     pub(super) fn time_limit(self) -> Duration {
         self.sampling_time().unwrap_or_default() + WORK_TIME
     }

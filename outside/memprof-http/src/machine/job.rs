@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde::Serialize;
 
 use super::action::Action;
@@ -83,7 +83,7 @@ impl Job {
         name: String,
         action: Action,
     ) -> io::Result<Self> {
-        let [output, messages] = [memory_file()?, memory_file()?];
+        let [output, messages] = [create_memory_file()?, create_memory_file()?];
         let child = Command::new(program)
             .args(action.arguments(pid))
             .stdin(Stdio::null())
@@ -107,12 +107,12 @@ impl Job {
         })
     }
 
-    /// Whether the command had not ended yet at the last [`poll`](Self::poll).
+    /// Returns whether the command had not ended yet at the last [`poll`](Self::poll).
     pub(super) fn is_running(&self) -> bool {
         self.end.is_none()
     }
 
-    /// Whether a cancelled command leaves the process as it was.
+    /// Returns whether the command, if it is cancelled, leaves the process as it was.
     pub(super) fn is_cancellable(&self) -> bool {
         self.action.is_cancellable()
     }
@@ -124,11 +124,8 @@ impl Job {
             return;
         }
         self.cancelled = Some(Instant::now());
-        // The child is not reaped yet, so the pid is its own.
-        if let Some(pid) = Pid::from_raw(self.child.id().cast_signed()) {
-            // It may have ended just now.
-            let _ = kill_process(pid, Signal::TERM);
-        }
+        // The child is not reaped yet, so the pid is its own. It may have ended just now.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
     }
 
     /// Reads whether the command has ended, and cancels it if it takes too long or writes too much.
@@ -141,9 +138,10 @@ impl Job {
             Ok(Some(status)) => {
                 // What it wrote at its end was not checked while it ran.
                 self.check_output();
-                let state = match (self.cancelled, self.exceeds) {
-                    (Some(_), None) => JobState::Cancelled,
-                    (None, None) if status.success() => JobState::Done,
+                let state = match (self.exceeds, self.cancelled) {
+                    // It may have been done just before it was cancelled.
+                    (None, _) if status.success() => JobState::Done,
+                    (None, Some(_)) => JobState::Cancelled,
                     (_, _) => JobState::Failed,
                 };
                 self.end = Some((state, self.start.elapsed()));
@@ -152,8 +150,8 @@ impl Job {
         }
     }
 
-    /// Cancels a command that takes too long or writes too much, and kills one that did not end within [`CANCEL_TIME`]
-    /// after that.
+    /// Cancels a command that takes too long or writes too much. Kills one that did not end within [`CANCEL_TIME`]
+    /// after that, with the processes that it started.
     fn enforce_limits(&mut self) {
         self.check_output();
         if self.start.elapsed() > self.action.time_limit() {
@@ -173,7 +171,8 @@ impl Job {
                 }
                 false => "it was killed; it had loaded nothing into the process",
             });
-            let _ = self.child.kill();
+            // The child is not reaped yet, so the group is its own. It may have ended just now.
+            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
         }
     }
 
@@ -204,7 +203,7 @@ impl Job {
             .filter(|page| !page.is_empty())
     }
 
-    /// The job as the page shows it.
+    /// Returns the job as the page shows it.
     pub(super) fn row(&self) -> JobRow {
         let (state, elapsed) = match (self.end, self.cancelled) {
             (Some(end), _) => end,
@@ -220,16 +219,16 @@ impl Job {
             elapsed_s: elapsed.as_secs_f64(),
             sampling_s: self.action.sampling_time().map(|time| time.as_secs_f64()),
             has_page: state == JobState::Done && self.action.has_page(),
-            message: self.message(state),
+            message: self.message_text(state),
         }
     }
 
-    /// Text of the command for the page: the lines of its messages, as [`page_line`] returns them, and the limit that
-    /// it exceeded, if any. If a command without a page is done, its standard output comes first.
-    fn message(&self, state: JobState) -> String {
-        let mut text = read_text(&self.messages);
+    /// Returns the text of the command for the page: the lines of its messages, as [`page_line`] returns them, and the
+    /// limit that it exceeded, if any. If a command without a page is done, its standard output comes first.
+    fn message_text(&self, state: JobState) -> String {
+        let mut text = read_last_text(&self.messages);
         if !self.action.has_page() && state == JobState::Done {
-            text.insert_str(0, &read_text(&self.output));
+            text.insert_str(0, &read_last_text(&self.output));
         }
         let lines = text.lines().map(page_line);
         let lines: Vec<_> = lines.chain(self.exceeds).collect();
@@ -237,8 +236,8 @@ impl Job {
     }
 }
 
-/// Returns a line of a command's messages as the page shows it: without `memprof: ` and `note: ` before it, and without
-/// an option to type.
+/// Returns a line of a command's messages as the page shows it: without `memprof: ` and `note: ` at its start, and
+/// without the advice to pass an option, which the page cannot.
 fn page_line(line: &str) -> &str {
     let line = line.strip_prefix("memprof: ").unwrap_or(line);
     let line = line.strip_prefix("note: ").unwrap_or(line);
@@ -247,17 +246,17 @@ fn page_line(line: &str) -> &str {
 }
 
 /// Creates an empty file that is only in memory and is closed in child processes, for the output of a command.
-pub(super) fn memory_file() -> io::Result<File> {
+pub(super) fn create_memory_file() -> io::Result<File> {
     Ok(memfd_create("memprof-job", MemfdFlags::CLOEXEC)?.into())
 }
 
-/// Returns the end of a file as text, up to [`MAX_MESSAGE_BYTES`]; empty if it cannot be read.
-pub(super) fn read_text(file: &File) -> String {
+/// Returns the last bytes of a file as text, up to [`MAX_MESSAGE_BYTES`]; empty if it cannot be read.
+pub(super) fn read_last_text(file: &File) -> String {
     let bytes = read_end(file, MAX_MESSAGE_BYTES).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Last bytes of a file, at most `limit`. `None` if they cannot be read.
+/// Reads the last bytes of a file, at most `limit`. `None` if they cannot be read.
 fn read_end(file: &File, limit: u64) -> Option<Vec<u8>> {
     let length = file.metadata().ok()?.len();
     let read = length.min(limit);
@@ -266,7 +265,8 @@ fn read_end(file: &File, limit: u64) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// First bytes of a file, at most `limit`. `None` if they cannot be read. The file's offset is the writer's, and stays.
+/// Reads the first bytes of a file, at most `limit`. `None` if they cannot be read. Leaves the file's offset, at which
+/// the command goes on writing.
 pub(super) fn read_start(file: &File, limit: u64) -> Option<Vec<u8>> {
     let length = file.metadata().ok()?.len().min(limit);
     let mut bytes = vec![0; usize::try_from(length).ok()?];
@@ -276,7 +276,69 @@ pub(super) fn read_start(file: &File, limit: u64) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::process::{PidfdFlags, pidfd_open};
+    use tempfile::TempDir;
+
     use super::*;
+
+    /// Starts a shell script as a job. Returns the job and the line that the script writes to `$ready` when it has
+    /// started.
+    fn start_script(directory: &TempDir, script: &str) -> (Job, String) {
+        let path = |name: &str| directory.path().join(name);
+        let ready = path("ready");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &ready, rustix::fs::Mode::RWXU).unwrap();
+        let text = format!("#!/bin/sh\nready='{}'\n{script}\n", ready.display());
+        // Written by another process: a child that a test forks meanwhile has the files that are open here, and a file
+        // that is open for writing cannot be executed (ETXTBSY of execve(2)).
+        let mut writer = Command::new("sh");
+        writer.args(["-c", "printf %s \"$1\" >\"$0\" && chmod +x \"$0\""]);
+        let written = writer.arg(path("memprof")).arg(text).status().unwrap();
+        assert!(written.success());
+        let job = Job::start(&path("memprof"), 1, 7, "cart".to_owned(), Action::Ledger).unwrap();
+        let line = fs::read_to_string(&ready).unwrap();
+        (job, line.trim().to_owned())
+    }
+
+    #[test]
+    fn cancelled_job_is_done_if_its_command_succeeds() {
+        let check = |script: &str, expected: JobState, page: Option<&[u8]>| {
+            let directory = tempfile::tempdir().unwrap();
+            let (mut job, _) = start_script(&directory, script);
+            job.cancel();
+            job.child.wait().unwrap();
+            job.poll();
+            assert_eq!(job.row().state, expected, "{script}");
+            assert_eq!(job.read_page().as_deref(), page, "{script}");
+        };
+        let trap = |end: &str| {
+            format!("trap 'kill -9 $!; echo page; {end}' TERM; sleep 1000 & echo >\"$ready\"; wait")
+        };
+        check(&trap("exit 0"), JobState::Done, Some(b"page\n"));
+        check(&trap("exit 143"), JobState::Cancelled, None);
+        let killed = "echo >\"$ready\"; exec sleep 1000";
+        check(killed, JobState::Cancelled, None);
+    }
+
+    #[test]
+    fn killed_job_ends_with_the_processes_that_it_started() {
+        let directory = tempfile::tempdir().unwrap();
+        let script = "trap '' TERM; sleep 1000 & echo $! >\"$ready\"; wait";
+        let (mut job, started) = start_script(&directory, script);
+        let started = Pid::from_raw(started.parse().unwrap()).unwrap();
+        let started = pidfd_open(started, PidfdFlags::empty()).unwrap();
+        job.cancel();
+        job.cancelled = Instant::now().checked_sub(CANCEL_TIME + Duration::from_secs(1));
+        job.poll();
+        job.child.wait().unwrap();
+        job.poll();
+        assert_eq!(job.row().state, JobState::Failed);
+        let mut events = [PollFd::new(&started, PollFlags::IN)];
+        let timeout = Timespec::try_from(Duration::from_secs(10)).unwrap();
+        assert_eq!(poll(&mut events, Some(&timeout)), Ok(1));
+    }
 
     #[test]
     fn messages_have_no_words_for_the_shell() {

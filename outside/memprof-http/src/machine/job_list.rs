@@ -52,8 +52,8 @@ impl JobList {
         }
     }
 
-    /// Locks the jobs, after an update of the state of each.
-    fn polled(&self) -> MutexGuard<'_, JobListState> {
+    /// Locks the jobs, after an update of the state of each, which may cancel one that exceeds a limit.
+    fn lock_polled(&self) -> MutexGuard<'_, JobListState> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.jobs.iter_mut().for_each(Job::poll);
         state
@@ -66,11 +66,11 @@ impl JobList {
     /// started.
     pub(super) fn start(&self, request: &JobRequest) -> Result<JobRow> {
         let JobRequest { pid, name, action } = request;
-        if process_name(*pid).as_ref() != Some(name) {
+        if read_process_name(*pid).as_ref() != Some(name) {
             let message = format!("process {pid} is not {name} any more");
             return Err(Problem::not_found(message).remedy("look at the list again"));
         }
-        let mut state = self.polled();
+        let mut state = self.lock_polled();
         let running = || state.jobs.iter().filter(|job| job.is_running());
         let busy = |message: String| {
             Problem::new(StatusCode::CONFLICT, "busy", message)
@@ -98,16 +98,16 @@ impl JobList {
         Ok(row)
     }
 
-    /// Checks the jobs until none runs, so that a job whose page was closed ends in time too.
-    pub(super) async fn watch(&self) {
-        while self.polled().jobs.iter().any(Job::is_running) {
+    /// Updates the jobs until none runs, so that limits are enforced even if no page polls them.
+    pub(super) async fn poll_until_done(&self) {
+        while self.lock_polled().jobs.iter().any(Job::is_running) {
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// The jobs, newest first.
+    /// Returns the jobs, newest first.
     pub(super) fn rows(&self) -> Vec<JobRow> {
-        let state = self.polled();
+        let state = self.lock_polled();
         state.jobs.iter().rev().map(Job::row).collect()
     }
 
@@ -116,7 +116,7 @@ impl JobList {
     /// # Errors
     /// There is no such job, or an interrupt would leave its work half done.
     pub(super) fn cancel(&self, id: u64) -> Result<JobRow> {
-        let mut state = self.polled();
+        let mut state = self.lock_polled();
         let mut jobs = state.jobs.iter_mut();
         let job = jobs
             .find(|job| job.id == id)
@@ -132,7 +132,7 @@ impl JobList {
 
     /// Cancels all running jobs, also those that cannot be cancelled one by one.
     pub(super) fn cancel_all(&self) {
-        self.polled().jobs.iter_mut().for_each(Job::cancel);
+        self.lock_polled().jobs.iter_mut().for_each(Job::cancel);
     }
 
     /// Reads the page of a job.
@@ -140,24 +140,45 @@ impl JobList {
     /// # Errors
     /// There is no such job, or it has no page.
     pub(super) fn read_page(&self, id: u64) -> Result<Vec<u8>> {
-        let state = self.polled();
+        let state = self.lock_polled();
         let job = state.jobs.iter().find(|job| job.id == id);
-        let page = job.and_then(Job::read_page);
-        page.ok_or_else(|| no_job_error(id))
+        let job = job.ok_or_else(|| no_job_error(id))?;
+        job.read_page().ok_or_else(|| {
+            Problem::not_found(format!("job {id} has no page"))
+                .remedy("wait for its end; if it failed, start it again")
+        })
     }
 }
 
-/// Error for a job that does not exist, or has no page.
+/// Returns the error for a job that does not exist.
 fn no_job_error(id: u64) -> Problem {
-    Problem::not_found(format!("there is no page of a job {id}"))
-        .remedy("start the job again: only the last ones are kept")
+    Problem::not_found(format!("there is no job {id}"))
+        .remedy("look at the list again: only the last jobs are kept")
 }
 
-/// Name of a process, as `memprof ps` lists it: `Name` in /proc/PID/status, where some characters are escaped. `None` if
-/// there is none.
-fn process_name(pid: u32) -> Option<String> {
+/// Reads the name of a process, as `memprof ps` lists it: `Name` in /proc/PID/status, where some characters are
+/// escaped. `None` if there is no such process.
+fn read_process_name(pid: u32) -> Option<String> {
     let status = fs::read(format!("/proc/{pid}/status")).ok()?;
     let status = String::from_utf8_lossy(&status);
     let name = status.lines().next()?.strip_prefix("Name:")?;
     Some(name.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_job_is_not_found() {
+        let jobs = JobList::new(PathBuf::from("/bin/true"));
+        let remedy = "look at the list again: only the last jobs are kept";
+        let check = |problem: Option<Problem>| {
+            let error = problem.expect("there is no job").error;
+            let found = (error.message.as_str(), error.remedy.as_str());
+            assert_eq!(found, ("there is no job 7", remedy));
+        };
+        check(jobs.cancel(7).err());
+        check(jobs.read_page(7).err());
+    }
 }

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 
-use super::job::{MAX_PAGE_BYTES, memory_file, read_start, read_text};
+use super::job::{MAX_PAGE_BYTES, create_memory_file, read_last_text, read_start};
 use crate::problem::{Problem, Result};
 
 /// Age up to which a list is shown again: it costs some CPU time for each process.
 const MAX_AGE: Duration = Duration::from_secs(2);
-/// Time after which a list is given up. The command itself takes 35 s at most, on a machine that gives it a processor: for
-/// hosts that do not answer, and for processes.
+/// Time after which a list is given up. The command itself takes 35 s at most, on a machine that gives it a processor:
+/// for hosts that do not answer, and for processes.
 const MAX_TIME: Duration = Duration::from_secs(45);
 /// Pause between two looks at whether the command has ended.
 const POLL_PAUSE: Duration = Duration::from_millis(10);
@@ -24,8 +24,8 @@ const POLL_PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(super) struct ProcessList {
     program: PathBuf,
-    /// The last list, as JSON, or the reason why there is none, with its time. Locked while a list is made, so that requests
-    /// share it.
+    /// The last list, as JSON, or the reason why there is none, with its time. Locked while a list is made, so that
+    /// requests share it.
     last: Mutex<Option<(Instant, Result<Vec<u8>>)>>,
 }
 
@@ -52,22 +52,22 @@ impl ProcessList {
         }
         let mut command = Command::new(&self.program);
         command.args(["ps", "--all", "--json"]);
-        let listed = spawn_blocking(move || run_within(&mut command, MAX_TIME)).await;
+        let listed = spawn_blocking(move || run_list_command(&mut command, MAX_TIME)).await;
         let listed = listed.unwrap_or_else(|error| Err(Problem::internal(error.to_string())));
         *last = Some((Instant::now(), listed.clone()));
         listed
     }
 }
 
-/// Runs the command that lists the processes, and returns its output.
+/// Runs `command`, which lists the processes, and returns its output. Blocks.
 ///
 /// # Errors
-/// The command cannot be started, fails, or takes longer than `limit`.
-fn run_within(command: &mut Command, limit: Duration) -> Result<Vec<u8>> {
+/// The command cannot be started, fails, or takes longer than `limit`. It is then killed.
+fn run_list_command(command: &mut Command, limit: Duration) -> Result<Vec<u8>> {
     let failed = |error: io::Error| Problem::internal(format!("failed to list processes: {error}"));
     let [output, messages] = [
-        memory_file().map_err(failed)?,
-        memory_file().map_err(failed)?,
+        create_memory_file().map_err(failed)?,
+        create_memory_file().map_err(failed)?,
     ];
     let mut child = command
         .stdin(Stdio::null())
@@ -96,7 +96,7 @@ fn run_within(command: &mut Command, limit: Duration) -> Result<Vec<u8>> {
     match status.success() {
         true => read_start(&output, MAX_PAGE_BYTES)
             .ok_or_else(|| Problem::internal("failed to read the list of processes")),
-        false => Err(Problem::internal(read_text(&messages).trim())),
+        false => Err(Problem::internal(read_last_text(&messages).trim())),
     }
 }
 
@@ -106,7 +106,7 @@ mod tests {
 
     /// Runs a script in the place of memprof.
     fn check(script: &str, limit: Duration, expected: std::result::Result<&str, &str>) {
-        let listed = run_within(Command::new("sh").args(["-c", script]), limit);
+        let listed = run_list_command(Command::new("sh").args(["-c", script]), limit);
         let listed = listed.map(|bytes| String::from_utf8(bytes).unwrap());
         let listed = listed.map_err(|problem| format!("{problem:?}"));
         match expected {

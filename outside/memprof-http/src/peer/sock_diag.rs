@@ -45,11 +45,13 @@ fn build_request(own: SocketAddr, other: SocketAddr) -> Vec<u8> {
     bytes.extend(72u32.to_ne_bytes());
     bytes.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     bytes.extend(NLM_F_REQUEST.to_ne_bytes());
+    // Sequence number and port of the sender, which the kernel only copies to its reply.
     bytes.extend([0; 8]);
     let family = match own.ip() {
         IpAddr::V4(_) => AddressFamily::INET,
         IpAddr::V6(_) => AddressFamily::INET6,
     };
+    // Family, protocol, no extensions, padding.
     bytes.extend([family.as_raw().to_ne_bytes()[0], IPPROTO_TCP, 0, 0]);
     // All states.
     bytes.extend(u32::MAX.to_ne_bytes());
@@ -106,7 +108,7 @@ fn parse_reply(reply: &[u8], request: &[u8]) -> io::Result<Option<Socket>> {
     {
         return Ok(None);
     }
-    // Offsets of `struct inet_diag_msg` (linux/inet_diag.h).
+    // Fields of `struct inet_diag_msg` (linux/inet_diag.h): `idiag_state` at 1, `idiag_uid` at 64, `idiag_inode` at 68.
     Ok(Some(Socket {
         state: message[1],
         uid: u32_at(HEADER_BYTES + 64).ok_or_else(truncated)?,

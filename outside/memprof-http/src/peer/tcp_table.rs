@@ -15,12 +15,12 @@ const ATTEMPTS: usize = 3;
 pub(super) fn find_socket(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Socket>> {
     for _ in 0..ATTEMPTS {
         if let (Some(own), Some(other)) = (table_address_v4(own), table_address_v4(other))
-            && let Some(socket) = find_in_table("/proc/net/tcp", &own, &other)?
+            && let Some(socket) = find_socket_in_table("/proc/net/tcp", &own, &other)?
         {
             return Ok(Some(socket));
         }
         // A program may reach an IPv4 address through an IPv6 socket.
-        if let Some(socket) = find_in_table(
+        if let Some(socket) = find_socket_in_table(
             "/proc/net/tcp6",
             &table_address_v6(own),
             &table_address_v6(other),
@@ -32,9 +32,9 @@ pub(super) fn find_socket(own: SocketAddr, other: SocketAddr) -> io::Result<Opti
 }
 
 /// Searches one table for a pair of formatted addresses. `None` if it is not there, or the kernel lacks the table.
-fn find_in_table(path: &str, own: &str, other: &str) -> io::Result<Option<Socket>> {
+fn find_socket_in_table(path: &str, own: &str, other: &str) -> io::Result<Option<Socket>> {
     match File::open(path) {
-        Ok(table) => find_in_lines(BufReader::with_capacity(256 << 10, table), own, other),
+        Ok(table) => find_socket_in_lines(BufReader::with_capacity(256 << 10, table), own, other),
         // The kernel has no IPv6.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
@@ -43,7 +43,11 @@ fn find_in_table(path: &str, own: &str, other: &str) -> io::Result<Option<Socket
 
 /// Searches the lines of a table for a pair of formatted addresses. `None` if it is not there, or its line is
 /// malformed.
-fn find_in_lines(mut table: impl BufRead, own: &str, other: &str) -> io::Result<Option<Socket>> {
+fn find_socket_in_lines(
+    mut table: impl BufRead,
+    own: &str,
+    other: &str,
+) -> io::Result<Option<Socket>> {
     let mut line = String::new();
     while {
         line.clear();
@@ -111,7 +115,7 @@ mod tests {
                 uid,
                 inode: 77,
             });
-            let found = find_in_lines(table.as_bytes(), OWN, OTHER).unwrap();
+            let found = find_socket_in_lines(table.as_bytes(), OWN, OTHER).unwrap();
             assert_eq!(found, expected, "{table}");
         };
         let own = line(OWN, OTHER, 1000);

@@ -452,3 +452,43 @@ fn empty_profile_is_explained_once() {
         assert_eq!(body.matches("the profile is empty").count(), 1, "{body}");
     }
 }
+
+/// A host in a container, where its pid is another one.
+#[derive(Debug)]
+struct ContainedHost(Fake);
+
+impl HostClient for ContainedHost {
+    fn host_info(&self) -> Result<HostInfo, HostUnavailable> {
+        self.0.host_info()
+    }
+
+    fn visible_pid(&self) -> Result<Option<u32>, HostUnavailable> {
+        Ok(Some(70))
+    }
+
+    fn send_message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {
+        self.0.send_message(name, args)
+    }
+
+    fn request_dump(&self, name: &str, args: &str) -> Result<DumpResponse, HostUnavailable> {
+        self.0.request_dump(name, args)
+    }
+}
+
+#[test]
+fn contained_host_has_the_pid_of_this_namespace() {
+    let get = |path: &str| {
+        let host = ContainedHost(Fake(Ok(PluginReply {
+            status: 0,
+            body: b"{}".to_vec(),
+        })));
+        let (status, _, body) = request(host, "GET", path);
+        (status.as_u16(), serde_json::from_slice::<Value>(&body))
+    };
+    let (_, hosts) = get("/api/v1/hosts");
+    assert_eq!(hosts.unwrap()["hosts"][0]["pid"], 70);
+    let (_, targets) = get("/targets");
+    assert_eq!(targets.unwrap()[0]["labels"]["pid"], "70");
+    assert_eq!(get("/host/70/api/v1/status").0, 200);
+    assert_eq!(get("/host/7/api/v1/status").0, 404);
+}

@@ -14,14 +14,14 @@ pub(super) struct Amount {
 }
 
 impl Amount {
-    /// Adds one thing of that size.
-    pub(super) fn add(&mut self, bytes: u64) {
+    /// Counts one more object or table, of that size.
+    pub(super) fn add_item(&mut self, bytes: u64) {
         self.count += 1;
         self.bytes = self.bytes.saturating_add(bytes);
     }
 
-    /// Text such as `1.50MiB in 12 objects`.
-    fn text(self, things: &str) -> String {
+    /// Returns a text such as `1.50MiB in 12 objects`, in which `things` is the last word.
+    fn to_text(self, things: &str) -> String {
         let size = format_amount(self.bytes.cast_signed(), SampleType::InuseSpace);
         format!("{size} in {} {things}", self.count)
     }
@@ -41,8 +41,8 @@ pub(super) struct Unread {
 }
 
 impl Unread {
-    /// Adds those tables of an object that lie in memory of no walked heap, as far as that is mapped. Tables in a file are
-    /// constants of the interpreter.
+    /// Counts those tables of an object that lie in memory of no walked heap, as far as that is mapped. Omits tables in
+    /// mapped files: they are constants of the interpreter.
     pub(super) fn add_foreign_tables(
         &mut self,
         size: &ObjectSize,
@@ -50,11 +50,12 @@ impl Unread {
         view: &SnapshotMemory,
     ) {
         for &(table, bytes) in size.tables.iter().flatten() {
-            if bytes == 0 || objects.object(table).is_some() {
+            if bytes == 0 || objects.object_at(table).is_some() {
                 continue;
             }
             if let Some(region) = view.region(table).filter(|region| !region.is_file) {
-                self.foreign_tables.add(bytes.min(region.range.end - table));
+                self.foreign_tables
+                    .add_item(bytes.min(region.range.end - table));
             }
         }
     }
@@ -80,7 +81,7 @@ impl Unread {
             ),
         ];
         let kinds = kinds.into_iter().filter(|(amount, _)| amount.count > 0);
-        kinds.map(|(amount, text)| amount.text(text)).collect()
+        kinds.map(|(amount, text)| amount.to_text(text)).collect()
     }
 }
 
@@ -92,9 +93,9 @@ mod tests {
     fn each_kind_is_said_with_its_size() {
         let mut unread = Unread::default();
         assert_eq!(unread.warnings(), [""; 0]);
-        unread.untyped.add(48);
-        unread.untyped.add(2000);
-        unread.inconsistent.add(u64::MAX);
+        unread.untyped.add_item(48);
+        unread.untyped.add_item(2000);
+        unread.inconsistent.add_item(u64::MAX);
         let warnings = unread.warnings();
         assert!(
             warnings[0].starts_with("2.00KiB in 2 objects are in no row"),

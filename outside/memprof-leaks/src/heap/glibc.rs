@@ -7,6 +7,7 @@
 mod arena;
 mod caches;
 mod chunks;
+mod glibc_copy;
 mod layout;
 mod main_arena;
 mod mapped;
@@ -17,6 +18,7 @@ use std::ops::Range;
 
 use self::arena::Arena;
 use self::chunks::{ALIGNMENT, HEADER_SIZE, SIZE_FIELD, Segment};
+use self::glibc_copy::GlibcCopy;
 use self::layout::Release;
 use self::parameters::Parameters;
 use super::{FoundHeap, UnusedMemory};
@@ -38,52 +40,73 @@ pub(crate) fn walk_heap(
     others: &[Range<u64>],
     budget: &mut MemoryBudget,
 ) -> Result<Option<FoundHeap>, Error> {
-    let arenas = arena::find_arenas(view);
-    let Some(main) = arenas.first() else {
+    let copies = GlibcCopy::find_all(view);
+    let Some(first) = copies.first() else {
         return Ok(None);
     };
-    let release = Release::read(view);
-    let parameters = Parameters::find(view, main);
     let mut walk = HeapWalk::new(view, budget);
-    for arena in &arenas {
-        walk.heap.excluded.push(arena.struct_range());
+    let arenas = copies.iter().flat_map(GlibcCopy::arenas);
+    walk.heap.excluded.extend(arenas.map(Arena::struct_range));
+    // Objects of each copy that may be thread caches.
+    let mut caches = vec![Vec::new(); copies.len()];
+    for (copy, caches) in copies.iter().zip(&mut caches) {
+        for arena in &copy.other_arenas {
+            walk.add_other_arena(arena)?;
+        }
+        caches.append(&mut walk.caches);
     }
-    for arena in arenas.iter().filter(|arena| !arena.is_main) {
-        walk.add_heaps(arena)?;
+    // Their memory is found by its form alone: all other arenas come before.
+    for (copy, caches) in copies.iter().zip(&mut caches) {
+        let may_use_brk = copies.len() == 1 || copy.may_use_brk(view);
+        let brk = main_arena::brk_range(view).filter(|_| may_use_brk);
+        walk.add_main_arena(&copy.main_arena, brk, copy.parameters.as_ref())?;
+        caches.append(&mut walk.caches);
     }
-    walk.add_main_arena(main, parameters.as_ref())?;
-    let HeapWalk {
-        mut heap,
-        mut caches,
-        ..
-    } = walk;
-    let tail = main.layout.mapped_tail;
-    caches.extend(mapped::add_mapped_chunks(
-        view,
-        parameters.as_ref(),
-        tail,
-        others,
-        &mut heap,
-    ));
+    let mut heap = walk.heap;
+    let layout = first.main_arena.layout;
+    let parameters = total_parameters(&copies);
+    let tail = layout.mapped_tail;
+    let small = mapped::add_mapped_chunks(view, parameters.as_ref(), tail, others, &mut heap);
     if heap.spans.is_empty() && heap.unproven.is_empty() {
         return Ok(None);
     }
+    let releases = Release::read_all(view);
     let may_have_no_caches = || {
-        let is_known = release.is_some_and(Release::is_known);
+        let is_known = !releases.is_empty() && releases.iter().all(|release| release.is_known());
         let has_none = parameters.is_some_and(|found| found.cache_count == 0);
-        is_known && main.layout.has_late_caches || has_none
+        is_known && layout.has_late_caches || has_none
     };
-    caches::add_cached_objects(view, &arenas, &caches, may_have_no_caches, &mut heap);
+    for (copy, mut caches) in copies.iter().zip(caches) {
+        if copies.len() > 1 && !copy.has_memory(view) {
+            continue;
+        }
+        caches.extend(&small);
+        caches::add_cached_objects(view, copy, &caches, may_have_no_caches, &mut heap);
+    }
     caches::add_detached_fast_bin(view, threads, &mut heap);
-    heap.warnings
-        .extend(release.and_then(Release::unknown_reason));
+    let unknown = releases.into_iter().filter_map(Release::reason_if_unknown);
+    heap.warnings.extend(unknown);
     Ok(Some(heap))
+}
+
+/// Counts of all copies of glibc. `None` if those of one are not found, or if chunks with mappings of their own differ
+/// in their layout.
+fn total_parameters(copies: &[GlibcCopy]) -> Option<Parameters> {
+    let tail = |copy: &GlibcCopy| copy.main_arena.layout.mapped_tail;
+    let mut found = copies.iter().map(|copy| {
+        let has_same_tail = tail(copy) == tail(&copies[0]);
+        copy.parameters.filter(|_| has_same_tail)
+    });
+    let first = found.next()??;
+    found.try_fold(first, |total, own| Some(total.plus(&own?)))
 }
 
 /// Reason why no heap of glibc can be found: memprof does not know the release of the process's glibc. `None` if it
 /// knows the release, or if the process has no glibc.
 pub(crate) fn unknown_release_reason(view: &SnapshotMemory) -> Option<String> {
-    Release::read(view)?.unknown_reason()
+    Release::read_all(view)
+        .into_iter()
+        .find_map(Release::reason_if_unknown)
 }
 
 /// Heap of all arenas, as far as it is walked.
@@ -97,7 +120,7 @@ struct HeapWalk<'a> {
 }
 
 impl<'a> HeapWalk<'a> {
-    /// Walk of a snapshot, with an empty heap. What it finds is reserved in `budget`.
+    /// Creates the walk of a snapshot, with an empty heap. It reserves the memory of what it finds in `budget`.
     fn new(view: &'a SnapshotMemory, budget: &'a mut MemoryBudget) -> Self {
         Self {
             view,
@@ -108,8 +131,9 @@ impl<'a> HeapWalk<'a> {
         }
     }
 
-    /// Walks the heaps of an arena other than the main one. Fails with `Memory` if that needs more than `--max-memory`.
-    fn add_heaps(&mut self, arena: &Arena) -> Result<(), Error> {
+    /// Walks the heaps of an arena other than the main one, and records those that it does not find. Fails with
+    /// `Memory` if that needs more than `--max-memory`.
+    fn add_other_arena(&mut self, arena: &Arena) -> Result<(), Error> {
         let heaps = arena.heaps(self.view);
         let mut bytes = 0;
         for (segment, mapped) in heaps.segments.into_iter().zip(heaps.mapped) {
@@ -118,27 +142,30 @@ impl<'a> HeapWalk<'a> {
                 self.heap.excluded.push(mapped);
             }
         }
-        self.record_missing(arena.system_bytes(self.view).saturating_sub(bytes));
+        self.record_missing_bytes(arena.system_bytes(self.view).saturating_sub(bytes));
         Ok(())
     }
 
-    /// Walks the memory of the main arena. `parameters` have its first chunk; `None` if they were not found, so that it
-    /// is searched. Fails with `Memory` if that needs more than `--max-memory`.
+    /// Walks the memory of a main arena, and records the part of it that is not found. `brk` is the memory of brk(2),
+    /// `None` if the arena has none of it. `parameters` have its first chunk; if they are `None`, that chunk is searched.
+    /// Fails with `Memory` if that needs more than `--max-memory`.
     fn add_main_arena(
         &mut self,
         arena: &Arena,
+        brk: Option<Range<u64>>,
         parameters: Option<&Parameters>,
     ) -> Result<(), Error> {
         let first = parameters.map(|parameters| parameters.first_chunk);
         let others = self.heap.excluded.clone();
         let view = self.view;
-        let unwalked = main_arena::walk_segments(view, arena, first, &others, &mut |segment| {
-            let start = segment.start;
-            let end = self.add_segment(segment, true)?;
-            self.heap.excluded.extend(end.map(|end| start..end));
-            Ok(end)
-        })?;
-        self.record_missing(unwalked.missing);
+        let unwalked =
+            main_arena::walk_segments(view, arena, brk, first, &others, &mut |segment| {
+                let start = segment.start;
+                let end = self.add_segment(segment, true)?;
+                self.heap.excluded.extend(end.map(|end| start..end));
+                Ok(end)
+            })?;
+        self.record_missing_bytes(unwalked.missing);
         if unwalked.surplus > 0 {
             self.heap.unproven.push(format!(
                 "{} KiB that look like glibc's heap, more than it has got",
@@ -148,14 +175,15 @@ impl<'a> HeapWalk<'a> {
         Ok(())
     }
 
-    /// Walks a segment. `is_main`: it is one of the main arena, the only one whose top chunk `malloc_trim(3)` releases.
-    /// Returns the end of its memory; `None` if its chunks cannot be followed, which is recorded. Fails with `Memory`
-    /// if the segment needs more memory than `--max-memory`.
+    /// Walks a segment, and adds its objects and top chunk to the heap. `is_main`: it is one of the main arena, the
+    /// only one whose top chunk `malloc_trim(3)` releases. Returns the end of its memory. If its chunks cannot be
+    /// followed, records it as unproven and returns `None`. Fails with `Memory` if the segment needs more than
+    /// `--max-memory`.
     fn add_segment(&mut self, segment: Segment, is_main: bool) -> Result<Option<u64>, Error> {
         let Range { start, end } = segment.chunks();
         // If all objects of a heap are freed, its chunks have merged with the top chunk.
         if start == segment.top {
-            self.add_top(start..segment.end, is_main);
+            self.add_top_chunk(start..segment.end, is_main);
             return Ok(Some(segment.end));
         }
         self.budget
@@ -168,7 +196,7 @@ impl<'a> HeapWalk<'a> {
             return Ok(None);
         };
         if end == segment.top {
-            self.add_top(end..walked.end, is_main);
+            self.add_top_chunk(end..walked.end, is_main);
         }
         self.heap.spans.push(walked.span);
         self.caches.extend(walked.caches);
@@ -176,7 +204,7 @@ impl<'a> HeapWalk<'a> {
     }
 
     /// Adds the top chunk of an arena, which is free. Only that of the main arena (`is_main`) is purgeable.
-    fn add_top(&mut self, chunk: Range<u64>, is_main: bool) {
+    fn add_top_chunk(&mut self, chunk: Range<u64>, is_main: bool) {
         self.heap.unused.push(UnusedMemory {
             range: (chunk.start + HEADER_SIZE).min(chunk.end)..chunk.end,
             is_purgeable: is_main,
@@ -184,7 +212,7 @@ impl<'a> HeapWalk<'a> {
     }
 
     /// Records memory that an arena got from the kernel and that is in none of its segments. Ignores less than a page.
-    fn record_missing(&mut self, bytes: u64) {
+    fn record_missing_bytes(&mut self, bytes: u64) {
         if bytes >= PAGE_SIZE {
             let size = bytes >> 10;
             let message = format!("{size} KiB of glibc's heap, which memprof does not find");

@@ -29,8 +29,8 @@ const LARGE_OBJECT_SIZE: u64 = 64 << 10;
 /// Bytes per extent while the heap is walked, with a slab's bitmap.
 const BYTES_PER_EXTENT: usize = size_of::<Extent>() + 64;
 
-/// Walks the heap. `None` if there is none of a supported jemalloc. Fails with `Memory` if the search needs more memory
-/// than `--max-memory`.
+/// Finds the extents of a jemalloc, and walks its heap. `None` if the process has none of a supported version, or fewer
+/// than [`MIN_SLABS`] slabs. Fails with `Memory` if the search needs more memory than `--max-memory`.
 pub(crate) fn walk_heap(
     view: &SnapshotMemory,
     threads: &[Registers],
@@ -78,7 +78,7 @@ pub(crate) fn walk_heap(
     }));
     found.retain(|extent| extent.state == ExtentState::Active);
     heap.contexts
-        .extend(found.iter().filter_map(Extent::context));
+        .extend(found.iter().filter_map(Extent::profiler_context));
     // The memory of `found` counts only while the heap is walked, the spans' memory also later.
     let mut while_walking = *budget;
     while_walking.reserve((found.len() * BYTES_PER_EXTENT) as u64)?;
@@ -87,17 +87,17 @@ pub(crate) fn walk_heap(
             .reserve(bytes)
             .and_then(|()| budget.reserve(bytes))
     };
-    let (large, small): (Vec<_>, Vec<_>) = found.into_iter().partition(is_large);
+    let (large, small): (Vec<_>, Vec<_>) = found.into_iter().partition(has_own_span);
     for extent in large {
         reserve(Span::memory_size(0, 1, 0))?;
         heap.spans.push(Span::single_object(extent.object_range()));
     }
     let is_run = |one: &Extent, next: &Extent| {
-        one.range.end == next.range.start && granule(one) == granule(next)
+        one.range.end == next.range.start && span_granule(one) == span_granule(next)
     };
     for run in small.chunk_by(is_run) {
         let Range { start, end } = memory_of_run(run);
-        reserve(Span::memory_size(end - start, granule(&run[0]), 0))?;
+        reserve(Span::memory_size(end - start, span_granule(&run[0]), 0))?;
         heap.spans.push(span_of_run(run));
     }
     caches::add_cached_objects(view, threads, &mut heap);
@@ -105,13 +105,13 @@ pub(crate) fn walk_heap(
 }
 
 /// Whether an extent is so large that its object has a span of its own.
-fn is_large(extent: &Extent) -> bool {
+fn has_own_span(extent: &Extent) -> bool {
     matches!(extent.kind, ExtentKind::Large { .. })
         && extent.range.end - extent.range.start >= LARGE_OBJECT_SIZE
 }
 
-/// Granule of a span for an extent: 16 bytes, or 8 for the smallest size class. All other sizes are multiples of 16.
-fn granule(extent: &Extent) -> u64 {
+/// Bytes per bit of the span of an extent: 16, or 8 for the smallest size class. All other sizes are multiples of 16.
+fn span_granule(extent: &Extent) -> u64 {
     extent.size.min(16)
 }
 
@@ -120,9 +120,9 @@ fn memory_of_run(run: &[Extent]) -> Range<u64> {
     run[0].range.start..run[run.len() - 1].range.end
 }
 
-/// Span with the objects of adjacent extents; free ones are added as unused.
+/// Span with the objects of adjacent extents. Free regions, and the padding around a large object, are unused objects.
 fn span_of_run(run: &[Extent]) -> Span {
-    let mut span = Span::new(memory_of_run(run), granule(&run[0]), 0);
+    let mut span = Span::new(memory_of_run(run), span_granule(&run[0]), 0);
     for extent in run {
         match &extent.kind {
             ExtentKind::Slab { free } => {

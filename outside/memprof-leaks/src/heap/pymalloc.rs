@@ -46,6 +46,8 @@ impl PoolHeader {
     /// Parses the header of a pool at `address` from the pool's first six words. `None` unless its fields are
     /// consistent.
     pub(crate) fn parse(address: u64, words: [u64; 6]) -> Option<Self> {
+        // `ref.count`, `freeblock`, links to two pools, `arenaindex` and `szidx`, `nextoffset` and `maxnextoffset`: the
+        // last four have 32 bits, and so has `ref.count`.
         let [used, free, _, _, arena_and_class, offsets] = words;
         let high = |word: u64| word >> 32;
         let block = (high(arena_and_class) + 1) * ALIGNMENT;
@@ -67,7 +69,8 @@ impl PoolHeader {
         })
     }
 
-    /// Parses the header in the first bytes of a pool; `None` unless its fields are consistent.
+    /// Parses the header of a pool at `address` from its first bytes, at least [`HEADER_SIZE`]. `None` unless its
+    /// fields are consistent.
     fn parse_bytes(address: u64, bytes: &[u8]) -> Option<Self> {
         let mut words = [0; 6];
         for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -120,7 +123,7 @@ impl Pool {
             let at = (next - start) as usize;
             next = u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         }
-        // The thread that was stopped in pymalloc may have changed one of both.
+        // A thread that was stopped in pymalloc may have changed only the list or only the number.
         let used = pool.blocks as u64 - free;
         (used.abs_diff(header.used) <= 1).then_some(pool)
     }
@@ -135,8 +138,8 @@ impl Pool {
         self.start + self.size
     }
 
-    /// Adds the pool's blocks to a span. Its header and what was never used are unused objects.
-    fn add_to(&self, span: &mut Span) {
+    /// Adds the pool's blocks to a span. The pool's header, and the memory that was never used, are unused objects.
+    fn add_blocks_to(&self, span: &mut Span) {
         span.add_object(self.start, false);
         let first = self.start + HEADER_SIZE;
         for index in 0..self.blocks {
@@ -149,7 +152,7 @@ impl Pool {
     }
 }
 
-/// Walks the pools in private anonymous memory, without that of brk(2).
+/// Walks the pools in private anonymous memory, except for that of brk(2). `pool_size` are the bytes of a pool.
 ///
 /// # Errors
 /// `Memory`: the search needs more memory than `--max-memory`.
@@ -170,7 +173,7 @@ pub(super) fn walk_pools(
         for address in pages.flat_map(|pages| {
             (pages.start.next_multiple_of(pool_size)..pages.end).step_by(pool_size as usize)
         }) {
-            // The header alone first: most memory is none of a pool's.
+            // Reads only the header first, because most memory is in no pool.
             let head = &mut bytes[..HEADER_SIZE as usize];
             let is_inside = region.range.end - address >= pool_size;
             if !is_inside
@@ -184,26 +187,30 @@ pub(super) fn walk_pools(
                 continue;
             };
             if run.last().is_some_and(|last: &Pool| last.end() != address) {
-                add_run(&mem::take(&mut run), &mut heap, budget)?;
+                add_pool_run(&mem::take(&mut run), &mut heap, budget)?;
             }
             run.push(pool);
             budget.require_bytes((run.len() * size_of::<Pool>()) as u64)?;
         }
     }
-    add_run(&run, &mut heap, budget)?;
+    add_pool_run(&run, &mut heap, budget)?;
     heap.pools = merge_ranges(heap.excluded.clone());
     Ok(heap)
 }
 
 /// Adds adjacent pools as a span. Fails with `Memory` if its bitmaps need more than `--max-memory`.
-fn add_run(run: &[Pool], heap: &mut FoundHeap, budget: &mut MemoryBudget) -> Result<(), Error> {
+fn add_pool_run(
+    run: &[Pool],
+    heap: &mut FoundHeap,
+    budget: &mut MemoryBudget,
+) -> Result<(), Error> {
     let (Some(first), Some(last)) = (run.first(), run.last()) else {
         return Ok(());
     };
     let range = first.start..last.end();
     budget.reserve(Span::memory_size(range.end - range.start, ALIGNMENT, 0))?;
     let mut span = Span::new(range.clone(), ALIGNMENT, 0);
-    run.iter().for_each(|pool| pool.add_to(&mut span));
+    run.iter().for_each(|pool| pool.add_blocks_to(&mut span));
     heap.spans.push(span);
     heap.excluded.push(range);
     Ok(())
@@ -281,8 +288,8 @@ mod tests {
             .collect();
         assert_eq!((found.blocks, free), (9, vec![0, 3, 8]));
         let mut span = Span::new(START..START + SIZE, ALIGNMENT, 0);
-        found.add_to(&mut span);
-        let used: Vec<_> = span.used().map(|object| object.range).collect();
+        found.add_blocks_to(&mut span);
+        let used: Vec<_> = span.used_objects().map(|object| object.range).collect();
         let range = |index| {
             let start = START + HEADER_SIZE + index * BLOCK;
             start..start + BLOCK

@@ -10,6 +10,7 @@ use memprof_ptrace::frame_memory::loaded_libraries;
 use memprof_ptrace::library_image::LibraryImage;
 
 use super::FoundHeap;
+use crate::c_library::{has_name_start, is_c_library};
 use crate::names::read_functions_of_file;
 use crate::regions::Region;
 use crate::snapshot::Registers;
@@ -96,9 +97,11 @@ impl AllocatorSigns {
 }
 
 /// Allocator that serves `malloc`.
-enum MallocServer<'a> {
-    /// The C library, whose file was found if true. If false, no file is known to define `malloc`.
-    Libc(bool),
+enum MallocProvider<'a> {
+    /// The C library, in a file of its own.
+    Libc,
+    /// No loaded file is known to define `malloc`.
+    Unknown,
     /// The program or a library, by its path.
     File(&'a str),
 }
@@ -120,7 +123,7 @@ pub(super) struct UnsupportedHeaps {
 /// Finds allocators whose heaps were not walked. `walked` are the names of those whose heaps were. The result has a
 /// refusal if most objects would be missing; else it has the parts of which no object is reported. If no allocator
 /// explains large other memory, it has a warning.
-pub(super) fn find_unsupported(
+pub(super) fn find_unsupported_heaps(
     view: &SnapshotMemory,
     threads: &[Registers],
     walked: &[&str],
@@ -134,10 +137,12 @@ pub(super) fn find_unsupported(
         jemalloc.map(|file| format!("memprof cannot read the heap of the jemalloc in {file}"));
     // An allocator without memory of its own is present, but not used.
     let is_used = foreign >= MIN_FOREIGN_BYTES || walked.is_empty();
-    let served_by = find_malloc_server(view);
-    let is_of_libc = matches!(served_by, MallocServer::Libc(true));
+    let served_by = find_malloc_provider(view);
+    let is_of_libc = matches!(served_by, MallocProvider::Libc);
     let server = match served_by {
-        MallocServer::File(path) if is_used && !(has_jemalloc && contains_jemalloc(view, path)) => {
+        MallocProvider::File(path)
+            if is_used && !(has_jemalloc && contains_jemalloc(view, path)) =>
+        {
             Some(path)
         }
         _ => None,
@@ -191,38 +196,32 @@ pub(super) fn find_unsupported(
 }
 
 /// Finds the file whose `malloc` the program calls: the first that defines it, in the order of the loader's list.
-/// `Libc(true)` stands for the C library's file. `Libc(false)` stands for a program without a list of libraries: it is
-/// linked with its `malloc`, whose heap is judged by its form alone.
-fn find_malloc_server(view: &SnapshotMemory) -> MallocServer<'_> {
+/// `Unknown` if there is none, as in a statically linked program, which has no list of libraries.
+fn find_malloc_provider(view: &SnapshotMemory) -> MallocProvider<'_> {
     let memory = view.copy_memory();
     let maps = fs::read(format!("/proc/{}/maps", view.copy_pid())).unwrap_or_default();
     let loaded = loaded_libraries(&memory, &maps).unwrap_or_default();
     let server = loaded.into_iter().find(|base| {
         let image = LibraryImage::read(&memory, *base);
-        image.is_ok_and(|image| image.symbol("malloc").is_some())
+        image.is_ok_and(|image| image.symbol_address("malloc").is_some())
     });
     let path = server.and_then(|base| view.region(base));
     match path.map(|region| region.name.as_str()) {
-        Some(path) if !is_c_library(path) => MallocServer::File(path),
-        path => MallocServer::Libc(path.is_some()),
+        Some(path) if !has_libc_malloc(path) => MallocProvider::File(path),
+        Some(_) => MallocProvider::Libc,
+        None => MallocProvider::Unknown,
     }
 }
 
-/// Whether a file is glibc's, its loader, or its library of checks, which calls glibc's malloc.
-fn is_c_library(path: &str) -> bool {
-    let name = path.rsplit('/').next().unwrap_or(path);
-    let starts = [
-        "libc.so",
-        "libc-2.",
-        "ld-linux",
-        "ld-2.",
-        "libc_malloc_debug",
-    ];
-    starts.iter().any(|start| name.starts_with(start))
+/// Whether the `malloc` of a file is that of the C library: glibc's main library, its loader, its library of malloc
+/// checks (which calls glibc's malloc), or musl, by its name.
+fn has_libc_malloc(path: &str) -> bool {
+    let others: [&[u8]; 4] = [b"ld-linux", b"ld-2.", b"libc_malloc_debug", b"libc.so"];
+    is_c_library(path.as_bytes()) || has_name_start(path.as_bytes(), &others)
 }
 
-/// Other allocators by their signs, each with the file that contains it: the program, or a library that defines one of
-/// the functions.
+/// Finds those of [`ALLOCATORS`] that the process contains: their names, each with the path of its file. An allocator
+/// is in the program if it has the functions or the texts, or else in a library that defines one of the functions.
 fn find_other_allocators(view: &SnapshotMemory) -> Vec<(&'static str, &str)> {
     let Some(program) = program_file(view) else {
         return Vec::new();
@@ -262,7 +261,7 @@ fn find_other_allocators(view: &SnapshotMemory) -> Vec<(&'static str, &str)> {
             signs
                 .functions
                 .iter()
-                .any(|sign| image.symbol(sign).is_some())
+                .any(|sign| image.symbol_address(sign).is_some())
         };
         let library = libraries.iter().find(|(_, image)| defines(image));
         library.map(|(region, _)| (signs.name, region.name.as_str()))
@@ -347,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn c_library_is_distinguished_from_other_files() {
+    fn libc_malloc_is_distinguished_from_other_files() {
         for (path, expected) in [
             ("/usr/lib/x86_64-linux-gnu/libc.so.6", true),
             ("/lib/libc-2.31.so", true),
@@ -355,7 +354,7 @@ mod tests {
             ("/usr/lib/libcurl.so.4", false),
             ("/srv/web", false),
         ] {
-            assert_eq!(is_c_library(path), expected, "{path}");
+            assert_eq!(has_libc_malloc(path), expected, "{path}");
         }
     }
 }

@@ -48,21 +48,21 @@ pub(super) fn find_groups(
         for root in same {
             for target in &root.targets {
                 // The groups of the holders follow that of the process.
-                add(*target, root.holder as u16 + 1, &mut group_of, &mut next);
+                add_to_frontier(*target, root.holder as u16 + 1, &mut group_of, &mut next);
             }
         }
         while !next.is_empty() {
             mem::swap(&mut current, &mut next);
             current.drain(|number| {
                 let object = scanner.object_index.object(number);
-                let kind = kinds.find_or_add(&object, names);
+                let kind = kinds.find_or_add_kind(&object, names);
                 let above = group_of[number as usize].into();
                 let group =
-                    groups.add(above, (kind, kinds.kind(kind)), false, object.size()) as u16;
+                    groups.add_object(above, (kind, kinds.kind(kind)), false, object.size()) as u16;
                 group_of[number as usize] = group;
                 // The closure returns `Continue`, so all targets are visited.
                 let _whole = scanner.for_each_target(number, &object, &mut memory, |target| {
-                    add(target, group, &mut group_of, &mut next);
+                    add_to_frontier(target, group, &mut group_of, &mut next);
                     ControlFlow::Continue(())
                 });
             });
@@ -72,7 +72,7 @@ pub(super) fn find_groups(
 }
 
 /// Adds an object to the frontier with its holder's group, unless it was found before.
-fn add(target: u32, group: u16, group_of: &mut [u16], frontier: &mut Frontier) {
+fn add_to_frontier(target: u32, group: u16, group_of: &mut [u16], frontier: &mut Frontier) {
     let own = &mut group_of[target as usize];
     if *own == NO_GROUP {
         *own = group;
@@ -89,7 +89,7 @@ struct Frontier {
 }
 
 impl Frontier {
-    /// Empty frontier for the objects with numbers below `count`.
+    /// Creates an empty frontier for objects with numbers below `count`.
     fn new(count: u32) -> Self {
         Self {
             listed: Vec::new(),
@@ -98,7 +98,7 @@ impl Frontier {
         }
     }
 
-    /// Whether it has no object: the bitmap has some only while the list is full.
+    /// Whether the frontier has no object. It tests only the list: the bitmap has objects only while the list is full.
     fn is_empty(&self) -> bool {
         self.listed.is_empty()
     }

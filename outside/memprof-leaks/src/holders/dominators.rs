@@ -89,7 +89,7 @@ impl DfsOrder {
     }
 
     /// Appends a node with the index of its parent; returns its own index.
-    fn visit(&mut self, node: u32, parent: u32) -> u32 {
+    fn append_node(&mut self, node: u32, parent: u32) -> u32 {
         let index = self.nodes.len() as u32;
         self.nodes.push(node);
         self.parents.push(parent);
@@ -113,12 +113,15 @@ fn depth_first_order(graph: &PointerGraph, roots: &[ExternalHolder], count: u32)
     let mut open: Vec<(u32, u32)> = Vec::new();
     for same in roots.chunk_by(|one, next| one.rank == next.rank) {
         for root in same {
-            let node = order.visit(count + root.holder, 0);
+            let node = order.append_node(count + root.holder, 0);
             for target in &root.targets {
                 if order.indices[*target as usize] != NO_NODE {
                     continue;
                 }
-                open.push((order.visit(*target, node), graph.first[*target as usize]));
+                open.push((
+                    order.append_node(*target, node),
+                    graph.first[*target as usize],
+                ));
                 while let Some((node, next)) = open.last_mut() {
                     let (node, object) = (*node, order.nodes[*node as usize]);
                     if *next == graph.first[object as usize + 1] {
@@ -128,7 +131,10 @@ fn depth_first_order(graph: &PointerGraph, roots: &[ExternalHolder], count: u32)
                     let target = graph.targets[*next as usize];
                     *next += 1;
                     if order.indices[target as usize] == NO_NODE {
-                        open.push((order.visit(target, node), graph.first[target as usize]));
+                        open.push((
+                            order.append_node(target, node),
+                            graph.first[target as usize],
+                        ));
                     }
                 }
             }

@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::ops::Range;
 
-use super::holder::{Holder, holder_of, thread_name};
+use super::holder::{Holder, find_holder_at, thread_name};
 use super::pointer_scanner::PointerScanner;
 use super::thread_memory::ThreadMemory;
 use crate::analysis::AnalyzedSnapshot;
 use crate::budget::MemoryBudget;
 use crate::error::Error;
 use crate::names::NameResolver;
-use crate::snapshot_memory::BLOCK_SIZE;
+use crate::snapshot_memory::{MAX_BLOCK_LEN, split_into_blocks};
+use crate::words::WORD;
 
 /// Number of holders up to which each word without a symbol counts as a variable. Beyond it, each page does.
 const MAX_EXACT_HOLDERS: usize = 1 << 16;
@@ -51,7 +52,7 @@ impl ExternalHolders {
         for (holder, value) in &scanner.python.variables {
             let mut target = TargetSet::default();
             target.push(*value);
-            found.add(holder.clone(), target)?;
+            found.add_targets(holder.clone(), target)?;
         }
         let frames = analyzed
             .python
@@ -59,27 +60,27 @@ impl ExternalHolders {
             .map_or(&[][..], |python| &python.frames);
         let threads = ThreadMemory::new(&analyzed.view, &analyzed.snapshot.threads, frames);
         for range in &analyzed.roots.ranges {
-            add_range(analyzed, scanner, names, &threads, range, &mut found)?;
+            add_holders_in_range(analyzed, scanner, names, &threads, range, &mut found)?;
         }
         for thread in &analyzed.snapshot.threads {
             let targets = TargetSet::from_words(&thread.words, scanner);
             if !targets.all.is_empty() {
                 let (thread, name) = (thread.tid, thread_name(analyzed, thread.tid));
-                found.add(Holder::Registers { thread, name }, targets)?;
+                found.add_targets(Holder::Registers { thread, name }, targets)?;
             }
         }
-        found.add(
+        found.add_targets(
             Holder::Kernel,
             TargetSet::from_words(&analyzed.roots.kernel, scanner),
         )?;
-        budget.reserve(found.memory())?;
+        budget.reserve(found.memory_size())?;
         Ok(found.into())
     }
 }
 
-/// Adds the holders in a range outside the heap with the objects to which they point. Fails with `Memory` if these
-/// exceed `--max-memory`.
-fn add_range(
+/// Adds the holders in a range outside the heap with the objects to which they point. Fails with `Memory` if the
+/// holders and targets exceed `--max-memory`.
+fn add_holders_in_range(
     analyzed: &AnalyzedSnapshot<'_>,
     scanner: &PointerScanner<'_>,
     names: &mut NameResolver<'_>,
@@ -87,34 +88,36 @@ fn add_range(
     range: &Range<u64>,
     found: &mut HolderBuilder,
 ) -> Result<(), Error> {
-    let range = range.start.next_multiple_of(8)..range.end;
-    let mut block = vec![0; BLOCK_SIZE];
+    let step = analyzed.view.word_step(range.start);
+    let range = range.start.next_multiple_of(step as u64)..range.end;
+    let mut block = vec![0; MAX_BLOCK_LEN];
     let mut current: Option<(Holder, Range<u64>)> = None;
     let mut targets = TargetSet::default();
-    for start in range.clone().step_by(BLOCK_SIZE) {
-        let length = (range.end - start).min(BLOCK_SIZE as u64) as usize;
+    for Range { start, end } in split_into_blocks(range) {
+        let length = (end - start) as usize;
         let read = analyzed.view.read(start, &mut block[..length]);
-        for (index, word) in block[..read].chunks_exact(8).enumerate() {
+        // By address, because a search for the holder of each word would take long.
+        let words = block[..read].windows(WORD).step_by(step);
+        for (address, word) in (start..).step_by(step).zip(words) {
             let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-            let Some(target) = scanner.object_index.target(word) else {
+            let Some(target) = scanner.object_index.target_number(word) else {
                 continue;
             };
-            let address = start + index as u64 * 8;
             let is_current = current
                 .as_ref()
                 .is_some_and(|(_, range)| range.contains(&address));
             if !is_current {
                 let is_exact = found.holders.len() < MAX_EXACT_HOLDERS;
-                let next = holder_of(analyzed, names, threads, address, is_exact);
+                let next = find_holder_at(analyzed, names, threads, address, is_exact);
                 if let Some((holder, _)) = current.replace(next) {
-                    found.add(holder, mem::take(&mut targets))?;
+                    found.add_targets(holder, mem::take(&mut targets))?;
                 }
             }
             targets.push(target);
         }
     }
     match current {
-        Some((holder, _)) => found.add(holder, targets),
+        Some((holder, _)) => found.add_targets(holder, targets),
         None => Ok(()),
     }
 }
@@ -134,7 +137,7 @@ impl TargetSet {
         let mut targets = Self::default();
         let found = words
             .iter()
-            .filter_map(|word| scanner.object_index.target(*word));
+            .filter_map(|word| scanner.object_index.target_number(*word));
         found.for_each(|target| targets.push(target));
         targets
     }
@@ -150,7 +153,7 @@ impl TargetSet {
         }
     }
 
-    /// Sorts the targets, and removes duplicates.
+    /// Sorts the targets, removes duplicates, and stores the number of those that are left.
     fn sort_and_dedup(&mut self) {
         self.all.sort_unstable();
         self.all.dedup();
@@ -167,7 +170,7 @@ struct HolderBuilder {
 }
 
 impl HolderBuilder {
-    /// Builder without holders, whose result may need as many bytes as `budget` has left.
+    /// Creates a builder without holders. Its result may need as many bytes as `budget` has left.
     fn new(budget: MemoryBudget) -> Self {
         Self {
             holders: BTreeMap::new(),
@@ -176,9 +179,9 @@ impl HolderBuilder {
         }
     }
 
-    /// Adds targets to a holder; a holder without targets is not recorded. Fails with `Memory` if that exceeds
-    /// `--max-memory`.
-    fn add(&mut self, holder: Holder, new: TargetSet) -> Result<(), Error> {
+    /// Adds targets to a holder; a holder without targets is not recorded. Fails with `Memory` if the result then
+    /// exceeds `--max-memory`.
+    fn add_targets(&mut self, holder: Holder, new: TargetSet) -> Result<(), Error> {
         if new.all.is_empty() {
             return Ok(());
         }
@@ -189,11 +192,11 @@ impl HolderBuilder {
             _ => new.all.iter().for_each(|target| targets.push(*target)),
         }
         self.targets = self.targets - before + targets.all.len();
-        self.budget.require_bytes(self.memory())
+        self.budget.require_bytes(self.memory_size())
     }
 
     /// Estimated memory of the result, in bytes.
-    fn memory(&self) -> u64 {
+    fn memory_size(&self) -> u64 {
         self.holders.len() as u64 * BYTES_PER_HOLDER + self.targets as u64 * BYTES_PER_TARGET
     }
 }

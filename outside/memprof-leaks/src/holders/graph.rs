@@ -18,8 +18,8 @@ pub(super) struct PointerGraph {
 }
 
 impl PointerGraph {
-    /// Reads the pointers of all objects. `None` if the graph and its dominators need more than `budget`
-    /// bytes.
+    /// Reads the pointers of all objects. `None` if the graph and its dominators need more than `budget` bytes, or if
+    /// there are more than `u32::MAX` pointers.
     pub(super) fn read(scanner: &PointerScanner<'_>, budget: u64) -> Option<Self> {
         let count = scanner.object_index.count();
         let for_objects = u64::from(count) * BYTES_PER_OBJECT;

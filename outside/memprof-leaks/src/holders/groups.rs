@@ -85,7 +85,7 @@ impl GroupBuilder {
 
     /// Adds an object of `size` bytes, held by one in the group `above`. Its kind comes with the kind's number.
     /// `is_shared`: other holders reach it, too. Returns the number of its group.
-    pub(super) fn add(
+    pub(super) fn add_object(
         &mut self,
         above: u32,
         (kind, kind_of_group): (u32, &HeapObjectKind),
@@ -186,7 +186,7 @@ pub(super) fn group_by_kind(
             group_of[index] = found.len() as u32;
         }
     }
-    // Holders that are not in the tree need no group.
+    // Holders that are not in the tree need no group, so the groups of objects may use their memory.
     let unused = (holders.all.len() - found.len()) as u64;
     let mut builder = GroupBuilder::new(found.into_iter(), unused + max_groups(max_bytes));
     for position in 1..tree.nodes.len() {
@@ -197,7 +197,7 @@ pub(super) fn group_by_kind(
         let above = group_of[tree.parents[position] as usize];
         let is_shared = tree.shared.binary_search(&(position as u32)).is_ok();
         let size = object_index.object(node).size();
-        group_of[position] = builder.add(above, kinds.kind_of(node), is_shared, size);
+        group_of[position] = builder.add_object(above, kinds.kind_of(node), is_shared, size);
     }
     let (groups, is_complete) = builder.finish();
     HolderGroups {

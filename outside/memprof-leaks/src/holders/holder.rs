@@ -72,15 +72,16 @@ impl Holder {
 /// Finds the holder of an address outside the heap, and the range of addresses from it on that belong to that holder.
 /// The holder is the variable of a file that contains the address, else the thread to whose memory it belongs, else the
 /// mapping. Where a file has no symbol, each word is a variable; or if not `is_exact`, each page is one.
-pub(super) fn holder_of(
+pub(super) fn find_holder_at(
     analyzed: &AnalyzedSnapshot<'_>,
     names: &mut NameResolver<'_>,
     threads: &ThreadMemory,
     address: u64,
     is_exact: bool,
 ) -> (Holder, Range<u64>) {
-    if let Some(mut variable) = names.variable(address) {
+    if let Some(mut variable) = names.variable_at(address) {
         let mut end = address + variable.rest.max(8);
+        // Without a symbol, the variable is extended to its page.
         if variable.rest == 0 && !is_exact {
             let within = address % PAGE_SIZE;
             end = address - within + PAGE_SIZE;
@@ -94,7 +95,7 @@ pub(super) fn holder_of(
         let Region { range, name, .. } = region;
         (range.clone(), name)
     });
-    let holder = match threads.owner(address) {
+    let holder = match threads.owner_thread(address) {
         Some(thread) => Holder::Stack {
             thread,
             name: thread_name(analyzed, thread),

@@ -30,9 +30,13 @@ pub(super) struct KindNumbers {
 }
 
 impl KindNumbers {
-    /// Number of an object's kind: its class, or its size if its first words name no class. A new kind gets the next
-    /// number.
-    pub(super) fn find_or_add(&mut self, object: &Object, names: &mut NameResolver<'_>) -> u32 {
+    /// Returns the number of an object's kind: its class, or its size if its class is not known. A new kind gets the
+    /// next number.
+    pub(super) fn find_or_add_kind(
+        &mut self,
+        object: &Object,
+        names: &mut NameResolver<'_>,
+    ) -> u32 {
         let kind = match names.class_name(object) {
             Some(class) => HeapObjectKind::Class(class),
             None => HeapObjectKind::for_size(object.size()),
@@ -44,7 +48,7 @@ impl KindNumbers {
         })
     }
 
-    /// Kind with a number of [`Self::find_or_add`]. Panics if there is none.
+    /// Returns the kind with a number that [`Self::find_or_add_kind`] returned. Panics for another number.
     pub(super) fn kind(&self, number: u32) -> &HeapObjectKind {
         &self.all[number as usize]
     }
@@ -63,7 +67,7 @@ impl HeapObjectKinds {
         let mut known = KindNumbers::default();
         let by_object = object_index
             .all()
-            .map(|object| known.find_or_add(&object, names));
+            .map(|object| known.find_or_add_kind(&object, names));
         let by_object = by_object.collect();
         let KindNumbers { all, numbers } = known;
         let mut kinds = Self { by_object, all };
@@ -87,7 +91,7 @@ impl HeapObjectKinds {
         for object in object_index.all() {
             if let Some((class, address)) = names.attributes_dict(&object)
                 && let Some(number) = object_index.number(address)
-                && self.kind(number) == dict
+                && self.kind_index(number) == dict
             {
                 let kind = *kinds_of.entry(class).or_insert_with_key(|class| {
                     self.all
@@ -99,12 +103,15 @@ impl HeapObjectKinds {
         }
         // A dict's table has no type, so its kind was its size.
         for (number, object) in (0..).zip(object_index.all()) {
-            let kind = self.kind(number);
+            let kind = self.kind_index(number);
             if kind >= first
                 && let Some(table) = names
                     .dict_table(&object)
                     .and_then(|table| object_index.number(table))
-                && matches!(self.all[self.kind(table) as usize], HeapObjectKind::Size(_))
+                && matches!(
+                    self.all[self.kind_index(table) as usize],
+                    HeapObjectKind::Size(_)
+                )
             {
                 self.set_kind(table, kind);
             }
@@ -118,12 +125,12 @@ impl HeapObjectKinds {
 
     /// Kind of the object with that number, and its index in `all`.
     pub(super) fn kind_of(&self, number: u32) -> (u32, &HeapObjectKind) {
-        let kind = self.kind(number);
+        let kind = self.kind_index(number);
         (kind, &self.all[kind as usize])
     }
 
     /// Index in `all` of the kind of the object with that number.
-    fn kind(&self, number: u32) -> u32 {
+    fn kind_index(&self, number: u32) -> u32 {
         self.by_object[number as usize]
     }
 }

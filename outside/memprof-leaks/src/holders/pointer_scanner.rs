@@ -8,6 +8,7 @@ use crate::budget::MemoryBudget;
 use crate::error::Error;
 use crate::objects::{GC_HEAD_SIZE, Object, ObjectIndex};
 use crate::snapshot_memory::CachedReader;
+use crate::words::{WORD, word_between};
 
 /// Size in bytes above which only the resident pages of an object are read.
 const LARGE_OBJECT_SIZE: u64 = 1 << 20;
@@ -22,8 +23,8 @@ pub(super) struct PointerScanner<'a> {
 }
 
 impl<'a> PointerScanner<'a> {
-    /// Prepares a scan of the objects in the index, and reserves its memory. Opaque objects, such as caches, are never
-    /// scanned.
+    /// Prepares a scan of the objects in the index: finds the pointers of Python's variables, and reserves memory for
+    /// them. The scan will omit the objects that the allocator uses itself, such as its caches.
     ///
     /// # Errors
     /// `Memory`: the search needs more memory than `--max-memory`.
@@ -33,7 +34,7 @@ impl<'a> PointerScanner<'a> {
         budget: &mut MemoryBudget,
     ) -> Result<Self, Error> {
         let python = PythonPointers::find(analyzed, object_index);
-        budget.reserve(python.memory())?;
+        budget.reserve(python.memory_size())?;
         let opaque = analyzed.opaque.iter();
         let mut opaque: Vec<_> = opaque
             .filter_map(|start| object_index.number(*start))
@@ -75,24 +76,28 @@ impl<'a> PointerScanner<'a> {
         }
         let mut last = number;
         let has_variables = self.python.has_variables(number);
-        let mut words = |range: Range<u64>| {
-            range.step_by(8).try_for_each(|address| {
-                match memory
-                    .word(address)
-                    .and_then(|word| self.object_index.target(word))
-                {
-                    Some(target) if target != number && target != last => {
-                        last = target;
-                        match has_variables && self.python.is_variable(number, target) {
-                            true => ControlFlow::Continue(()),
-                            false => found(target),
-                        }
-                    }
-                    _ => ControlFlow::Continue(()),
+        let mut visit = |word: u64| match self.object_index.target_number(word) {
+            Some(target) if target != number && target != last => {
+                last = target;
+                match has_variables && self.python.is_variable_pointer(number, target) {
+                    true => ControlFlow::Continue(()),
+                    false => found(target),
                 }
+            }
+            _ => ControlFlow::Continue(()),
+        };
+        let mut words = |range: Range<u64>| {
+            let mut before = None;
+            range.step_by(WORD).try_for_each(|address| {
+                let word = memory.read_word(address);
+                if let (Some(before), Some(word)) = (before, word) {
+                    visit(word_between(before, word))?;
+                }
+                before = word;
+                word.map_or(ControlFlow::Continue(()), &mut visit)
             })
         };
-        let Range { mut start, end } = self.python.pointers_in(number, object);
+        let Range { mut start, end } = self.python.pointer_range(number, object);
         let end = end & !7;
         // The collector's lists hold nothing. The first and last pointer of one lead to the interpreter's own state, and
         // so to all threads.

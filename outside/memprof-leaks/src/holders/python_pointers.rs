@@ -47,7 +47,7 @@ impl PythonPointers {
         let Some(interpreters) = &analyzed.python else {
             return found;
         };
-        let mut types = interpreters.types(&analyzed.view);
+        let mut types = interpreters.new_type_reader(&analyzed.view);
         let (variables, left_out) = find_variables(&analyzed.view, interpreters, &mut types);
         for variable in variables {
             // Constants of the interpreter are in no heap.
@@ -75,7 +75,7 @@ impl PythonPointers {
         (found.empty, found.padded) = (vec![0; words], vec![0; words]);
         for (number, object) in (0_usize..).zip(object_index.all()) {
             let end = types.end_of_pointers(&mut memory, &object);
-            found.set_end(number, &object, end.unwrap_or(object.range.end));
+            found.record_pointers_end(number, &object, end.unwrap_or(object.range.end));
             let Some((before, class)) = types.find_type(&mut memory, &object) else {
                 continue;
             };
@@ -85,7 +85,7 @@ impl PythonPointers {
             for elements in tables.into_iter().flatten() {
                 if let Some(number) = object_index.number(elements.start) {
                     let table = object_index.object(number);
-                    found.set_end(number as usize, &table, elements.end);
+                    found.record_pointers_end(number as usize, &table, elements.end);
                 }
             }
         }
@@ -99,21 +99,21 @@ impl PythonPointers {
     }
 
     /// Whether the pointer from one object to another, both given by their numbers, is a variable of Python.
-    pub(super) fn is_variable(&self, object: u32, target: u32) -> bool {
+    pub(super) fn is_variable_pointer(&self, object: u32, target: u32) -> bool {
         let values = self.tables.get(&object);
         values.is_some_and(|values| values.binary_search(&target).is_ok())
     }
 
-    /// Records that the last pointer of an object is in front of the address `end`. If the rest behind it is less than
-    /// 16 bytes, only the block's last word is left out later. Records nothing if the rest is less than a word, if
-    /// `end` lies in front of the object, or if there is no room for further ends.
-    fn set_end(&mut self, number: usize, object: &Object, end: u64) {
+    /// Records that the last pointer of an object is in front of the address `end`. If the rest of the object's block
+    /// behind `end` has 8 to 15 bytes, records only that the block's last word is no pointer. Records nothing if the
+    /// rest is less than a word, if `end` lies in front of the object, or if [`MAX_ENDS`] are recorded.
+    fn record_pointers_end(&mut self, number: usize, object: &Object, end: u64) {
         let Range { start, end: last } = object.range;
         let bit = 1 << (number % BITS);
         match last.saturating_sub(end) {
             ..WORD => {}
             _ if end == start => self.empty[number / BITS] |= bit,
-            // Not the object's, if its fields are inconsistent.
+            // The object's fields are inconsistent.
             _ if end < start => {}
             WORD..PADDING => self.padded[number / BITS] |= bit,
             _ if self.ends.len() < MAX_ENDS => {
@@ -123,8 +123,8 @@ impl PythonPointers {
         }
     }
 
-    /// The part of an object with that number that may have pointers.
-    pub(super) fn pointers_in(&self, number: u32, object: &Object) -> Range<u64> {
+    /// Returns the part of the object with this number that may have pointers; empty if none of it may.
+    pub(super) fn pointer_range(&self, number: u32, object: &Object) -> Range<u64> {
         let Range { start, end } = object.range;
         let (word, bit) = (number as usize / BITS, number as usize % BITS);
         let has = |bits: &[u64]| bits.get(word).is_some_and(|word| word >> bit & 1 != 0);
@@ -141,7 +141,7 @@ impl PythonPointers {
     }
 
     /// Memory of the tables and the bitmaps, in bytes. The memory of the variables is counted with the holders.
-    pub(super) fn memory(&self) -> u64 {
+    pub(super) fn memory_size(&self) -> u64 {
         let values: usize = self.tables.values().map(Vec::capacity).sum();
         let ends = self.ends.capacity() * (size_of::<(u32, u64)>() + 1);
         let tables = self.tables.len() * (size_of::<(u32, Vec<u32>)>() + size_of::<u64>());

@@ -107,7 +107,7 @@ impl SampledObjects {
     }
 
     /// Estimated memory of this value, in bytes.
-    pub(super) fn memory(&self) -> u64 {
+    pub(super) fn memory_size(&self) -> u64 {
         let frames = self.stacks.iter().map(|stack| stack.len() as u64);
         frames.sum::<u64>() * 8 + self.by_object.len() as u64 * BYTES_PER_SAMPLE
     }
@@ -179,7 +179,8 @@ impl HeldSamples {
         self.all.len()
     }
 
-    /// Sampled objects whose stacks `matches` accepts, by group. `matches` gets the functions of a stack, leaf first.
+    /// Sums, by group, the sampled objects whose stacks `matches` accepts: their own size, and what they hold, where an
+    /// object that another selected one holds is not counted again. `matches` gets the functions of a stack, leaf first.
     /// The groups are sorted by index.
     pub fn select_by_stack(&self, matches: impl Fn(&[String]) -> bool) -> Vec<SampledGroup> {
         let is_selected: Vec<_> = self.stacks.iter().map(|stack| matches(stack)).collect();

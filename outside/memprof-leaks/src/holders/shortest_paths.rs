@@ -6,8 +6,8 @@ use super::external::ExternalHolder;
 use super::pointer_scanner::PointerScanner;
 use super::{HolderTree, NO_NODE};
 
-/// Finds the objects that the roots reach, the nearest first. Objects that roots of one rank reach come before the
-/// roots of the next rank.
+/// Finds the objects that the roots reach, the nearest first, each below the root or object that reaches it first.
+/// Objects that roots of one rank reach come before the roots of the next rank. Lists no object as shared.
 pub(super) fn find_shortest_path_tree(
     scanner: &PointerScanner<'_>,
     roots: &[ExternalHolder],
@@ -29,7 +29,7 @@ pub(super) fn find_shortest_path_tree(
     for same in roots.chunk_by(|one, next| one.rank == next.rank) {
         let mut group = Vec::new();
         for root in same {
-            let node = tree.visit(count + root.holder, 0);
+            let node = tree.append_node(count + root.holder, 0);
             let new = root.targets.iter().filter(|target| is_new(**target));
             group.extend(new.map(|target| (*target, node)));
         }
@@ -38,7 +38,7 @@ pub(super) fn find_shortest_path_tree(
             group.sort_unstable();
             let mut next = Vec::new();
             for (object, parent) in group {
-                let node = tree.visit(object, parent);
+                let node = tree.append_node(object, parent);
                 let range = scanner.object_index.object(object);
                 // The closure returns `Continue`, so all targets are visited.
                 let _whole = scanner.for_each_target(object, &range, &mut memory, |target| {
@@ -56,7 +56,7 @@ pub(super) fn find_shortest_path_tree(
 
 impl HolderTree {
     /// Appends a node with the index of its parent; returns its own index.
-    fn visit(&mut self, node: u32, parent: u32) -> u32 {
+    fn append_node(&mut self, node: u32, parent: u32) -> u32 {
         self.nodes.push(node);
         self.parents.push(parent);
         self.nodes.len() as u32 - 1

@@ -34,7 +34,7 @@ impl ThreadMemory {
         threads: &[Registers],
         frames: &[FrameMemory],
     ) -> Self {
-        let variables = thread_variables_size(view);
+        let variables = total_tls_size(view);
         let frames = frames.iter().filter_map(|frames| {
             let mut threads = threads.iter();
             let thread = threads.find(|thread| thread.control_block == frames.thread)?;
@@ -69,7 +69,7 @@ impl ThreadMemory {
     }
 
     /// Id of the thread to which an address belongs. `None` if it belongs to no thread.
-    pub(super) fn owner(&self, address: u64) -> Option<u32> {
+    pub(super) fn owner_thread(&self, address: u64) -> Option<u32> {
         let mut parts = self.parts.iter();
         let found = parts.find(|(range, _)| range.contains(&address));
         found.map(|(_, thread)| *thread)
@@ -88,7 +88,7 @@ impl ThreadMemory {
 }
 
 /// Bytes of the thread-local variables of all files of a process, with their alignment.
-fn thread_variables_size(view: &SnapshotMemory) -> u64 {
+fn total_tls_size(view: &SnapshotMemory) -> u64 {
     let files = view
         .regions
         .iter()
@@ -96,14 +96,14 @@ fn thread_variables_size(view: &SnapshotMemory) -> u64 {
     let mut bytes = vec![0; HEADERS_SIZE];
     let sizes = files.filter_map(|region| {
         let read = view.read(region.range.start, &mut bytes);
-        file_variables_size(&bytes[..read])
+        file_tls_size(&bytes[..read])
     });
     sizes.fold(0, u64::saturating_add)
 }
 
 /// Bytes of the thread-local variables of a file, with their alignment. `bytes` is its first page. `None` if it has no
 /// such variables, or is no 64-bit ELF file.
-fn file_variables_size(bytes: &[u8]) -> Option<u64> {
+fn file_tls_size(bytes: &[u8]) -> Option<u64> {
     let header = FileHeader64::<Endianness>::parse(bytes).ok()?;
     let endian = header.endian().ok()?;
     let segments = header.program_headers(endian, bytes).ok()?;
@@ -127,7 +127,7 @@ mod tests {
             parts: vec![(0x1000..0x2000, 7), (0x5000..0x6000, 8)],
         };
         let check = |address, owner, boundary| {
-            assert_eq!(memory.owner(address), owner, "{address:#x}");
+            assert_eq!(memory.owner_thread(address), owner, "{address:#x}");
             assert_eq!(
                 memory.next_boundary(address, 0x9000),
                 boundary,

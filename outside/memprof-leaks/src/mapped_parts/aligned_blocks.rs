@@ -38,7 +38,9 @@ const FORMS: [BlockForm; 3] = [
         alignment: 4 << 10,
         size: python_pools_size,
         // The interpreter, its library, or an extension module: cpython-311-x86_64-linux-gnu.so.
-        is_possible: |space| space.has_code(|name| memchr::memmem::find(name, b"python").is_some()),
+        is_possible: |space| {
+            space.has_code_file(|name| memchr::memmem::find(name, b"python").is_some())
+        },
     },
 ];
 
@@ -50,15 +52,15 @@ const ZEND_CHUNK: u64 = 2 << 20;
 pub(super) fn find_blocks(space: &AddressSpace) -> Vec<MemoryClaim> {
     let mut claims = Vec::new();
     for form in FORMS.iter().filter(|form| (form.is_possible)(space)) {
-        for mapping in space.anonymous() {
-            find_in_mapping(space, form, &mapping, &mut claims);
+        for mapping in space.anonymous_mappings() {
+            add_blocks_in_mapping(space, form, &mapping, &mut claims);
         }
     }
     claims
 }
 
 /// Adds the blocks of a form in a mapping to `claims`. Reads only resident pages.
-fn find_in_mapping(
+fn add_blocks_in_mapping(
     space: &AddressSpace,
     form: &BlockForm,
     mapping: &Mapping<'_>,
@@ -89,11 +91,12 @@ fn add_block(claims: &mut Vec<MemoryClaim>, form: &BlockForm, block: Range<u64>)
     }
 }
 
-/// Size in bytes of the V8 page (`MemoryChunk`, as from V8 8 to 11) at an address: its header holds the bounds of its
-/// objects, and the address and size of its memory reservation. `None` if there is none.
+/// Size in bytes of the V8 page (`MemoryChunk`, as from V8 8 to 11) at an address. Its header has the bounds of its
+/// objects in the words 3 and 4, and the address and size of its memory reservation in the words 10 and 11. `None` if
+/// no page is there.
 fn v8_page_size(space: &AddressSpace, address: u64) -> Option<u64> {
     const MAX_HEADER: u64 = 16 << 10;
-    let header: [u64; 12] = space.words(address)?;
+    let header: [u64; 12] = space.read_words(address)?;
     let [size, _, _, start, end, ..] = header;
     let is_page = size.is_multiple_of(4096)
         && header[10..] == [address, size]
@@ -103,26 +106,28 @@ fn v8_page_size(space: &AddressSpace, address: u64) -> Option<u64> {
 }
 
 /// Size in bytes of the Zend chunk (`zend_mm_chunk`, PHP 7 and 8) at an address: its neighbours in the ring of chunks
-/// point back to it, and its heap is in a chunk of the same heap. `None` if there is none.
+/// point back to it, and its heap is in a chunk of the same heap. `None` if no chunk is there.
 fn zend_chunk_size(space: &AddressSpace, address: u64) -> Option<u64> {
-    let [heap, next, previous] = space.words(address)?;
+    // A chunk begins with its fields `heap`, `next` and `prev`.
+    let [heap, next, previous] = space.read_words(address)?;
     let is_aligned = |address: u64| address != 0 && address.is_multiple_of(ZEND_CHUNK);
     let is_chunk = is_aligned(next)
         && is_aligned(previous)
-        && space.word(next.checked_add(16)?)? == address
-        && space.word(previous.checked_add(8)?)? == address
+        && space.read_word(next.checked_add(16)?)? == address
+        && space.read_word(previous.checked_add(8)?)? == address
         && !is_aligned(heap)
-        && space.word(heap & !(ZEND_CHUNK - 1))? == heap;
+        && space.read_word(heap & !(ZEND_CHUNK - 1))? == heap;
     is_chunk.then_some(ZEND_CHUNK)
 }
 
 /// Reads the header of a pool of pymalloc at an address; `None` unless its fields are consistent.
 fn read_pool_header(space: &AddressSpace, address: u64) -> Option<PoolHeader> {
-    PoolHeader::parse(address, space.words(address)?)
+    PoolHeader::parse(address, space.read_words(address)?)
 }
 
-/// Size in bytes of an arena's pools, from the pool at an address to the last one that is found. Memory between two
-/// pools of an arena belongs to it, too. `None` if there is no pool at the address.
+/// Size in bytes of an arena's pools, from the pool at an address to the last one that is found: only the pools 63, 31,
+/// 15, 7, 3 and 1 behind it are tried. Memory between two pools of an arena belongs to it, too. `None` if there is no
+/// pool at the address.
 fn python_pools_size(space: &AddressSpace, address: u64) -> Option<u64> {
     let first = read_pool_header(space, address)?;
     let is_same = |distance: &u64| {

@@ -15,9 +15,9 @@ const BUILD_INFO: &[u8] = b"\xff Go buildinf:";
 const BUILD_INFO_LIMIT: u64 = 64 << 10;
 
 /// Finds the arenas of a Go program, by the addresses at which Go places them. Empty for other programs.
-pub(super) fn find_heap(space: &AddressSpace) -> Vec<MemoryClaim> {
+pub(super) fn find_arenas(space: &AddressSpace) -> Vec<MemoryClaim> {
     let arenas = || {
-        let anonymous = space.anonymous();
+        let anonymous = space.anonymous_mappings();
         anonymous.filter(|mapping| FIRST_ARENAS.contains(&mapping.range.start))
     };
     if arenas().next().is_none() || !is_go(space) {

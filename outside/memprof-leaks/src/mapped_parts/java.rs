@@ -26,7 +26,7 @@ const FIELDS: [[&str; 2]; 6] = [
 
 /// Finds the heap and the compiled code of the JVM in a process. Leaves out each of the two whose bounds cannot be
 /// read. Empty if the process has no libjvm.so, or the table of its variables cannot be read.
-pub(super) fn find_heap(space: &AddressSpace) -> Vec<MemoryClaim> {
+pub(super) fn find_heap_and_code(space: &AddressSpace) -> Vec<MemoryClaim> {
     let library = mappings(&space.maps)
         .find(|mapping| mapping.offset == 0 && mapping.file_name() == b"libjvm.so");
     let Some(library) = library else {
@@ -50,7 +50,7 @@ type FieldPlaces = HashMap<[&'static str; 2], u64>;
 /// its object. The result lacks fields that the table lacks. `None` if the table cannot be read.
 fn read_field_places(space: &AddressSpace, base: u64) -> Option<FieldPlaces> {
     let image = LibraryImage::read(&space.memory, base).ok()?;
-    let variable = |name: &str| space.word(image.symbol(name)?);
+    let variable = |name: &str| space.read_word(image.symbol_address(name)?);
     let entry = |field: &str| variable(&format!("gHotSpotVMStructEntry{field}"));
     let table = variable("gHotSpotVMStructs")?;
     let stride = entry("ArrayStride").filter(|stride| (8..=256).contains(stride))?;
@@ -66,24 +66,27 @@ fn read_field_places(space: &AddressSpace, base: u64) -> Option<FieldPlaces> {
     let mut names: HashMap<u64, Option<String>> = HashMap::new();
     for index in 0..MAX_ENTRIES {
         let at = table + index * stride;
-        let [type_name, field_name] = [space.word(at + type_name)?, space.word(at + field_name)?];
+        let [type_name, field_name] = [
+            space.read_word(at + type_name)?,
+            space.read_word(at + field_name)?,
+        ];
         // The last entry is zero.
         if type_name == 0 {
             break;
         }
         let mut name = |address: u64| {
             let known = names.entry(address);
-            known.or_insert_with(|| text(space, address)).clone()
+            known.or_insert_with(|| read_name(space, address)).clone()
         };
         let name = [name(type_name)?, name(field_name)?];
         let Some(field) = FIELDS.iter().find(|field| name == **field) else {
             continue;
         };
-        let place = match space.word(at + is_static)? as u32 {
+        let place = match space.read_word(at + is_static)? as u32 {
             0 => offset,
             _ => address,
         };
-        places.insert(*field, space.word(at + place)?);
+        places.insert(*field, space.read_word(at + place)?);
         if places.len() == FIELDS.len() {
             break;
         }
@@ -91,8 +94,9 @@ fn read_field_places(space: &AddressSpace, base: u64) -> Option<FieldPlaces> {
     Some(places)
 }
 
-/// Text at an address up to its zero byte, of at most [`NAME_LIMIT`] bytes. `None` if it is not UTF-8.
-fn text(space: &AddressSpace, address: u64) -> Option<String> {
+/// Reads the text at an address up to its zero byte, at most [`NAME_LIMIT`] bytes; empty if it cannot be read. `None`
+/// if it is not UTF-8.
+fn read_name(space: &AddressSpace, address: u64) -> Option<String> {
     let mut bytes = [0; NAME_LIMIT];
     let read = space.memory.read_some(address, &mut bytes);
     let end = bytes[..read].iter().position(|byte| *byte == 0);
@@ -104,18 +108,18 @@ fn text(space: &AddressSpace, address: u64) -> Option<String> {
 /// if they cannot be read.
 fn heap_range(space: &AddressSpace, fields: &FieldPlaces) -> Option<Range<u64>> {
     let field = |name: [&'static str; 2]| fields.get(&name).copied();
-    let heap = space.word(field(["Universe", "_collectedHeap"])?)?;
+    let heap = space.read_word(field(["Universe", "_collectedHeap"])?)?;
     let reserved = heap.checked_add(field(["CollectedHeap", "_reserved"])?)?;
-    let start = space.word(reserved.checked_add(field(["MemRegion", "_start"])?)?)?;
-    let words = space.word(reserved.checked_add(field(["MemRegion", "_word_size"])?)?)?;
+    let start = space.read_word(reserved.checked_add(field(["MemRegion", "_start"])?)?)?;
+    let words = space.read_word(reserved.checked_add(field(["MemRegion", "_word_size"])?)?)?;
     let end = start.checked_add(words.checked_mul(8)?)?;
     (start > 0 && start < end).then_some(start..end)
 }
 
 /// Addresses of compiled code; `None` if the JVM's table lacks their bounds, these cannot be read, or are no range.
 fn code_range(space: &AddressSpace, fields: &FieldPlaces) -> Option<Range<u64>> {
-    let [start, end] =
-        ["_low_bound", "_high_bound"].map(|name| space.word(*fields.get(&["CodeCache", name])?));
+    let [start, end] = ["_low_bound", "_high_bound"]
+        .map(|name| space.read_word(*fields.get(&["CodeCache", name])?));
     let (start, end) = (start?, end?);
     (start > 0 && start < end).then_some(start..end)
 }

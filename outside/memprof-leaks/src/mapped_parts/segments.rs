@@ -15,9 +15,9 @@ const HEADER_SIZE: usize = 56;
 const MAX_HEADERS: usize = 128;
 
 /// Finds the segments of all ELF files whose header is mapped.
-pub(super) fn find_variables(space: &AddressSpace) -> Vec<MemoryClaim> {
+pub(super) fn find_file_segments(space: &AddressSpace) -> Vec<MemoryClaim> {
     let images = mappings(&space.maps).filter(|mapping| mapping.inode != 0 && mapping.offset == 0);
-    let ranges = images.flat_map(|image| segments(space, &image).unwrap_or_default());
+    let ranges = images.flat_map(|image| loaded_segments(space, &image).unwrap_or_default());
     let claim = |range| {
         let name = "variables of the program and its libraries";
         MemoryClaim::new(range, MappedPartKind::Variables, name)
@@ -27,7 +27,7 @@ pub(super) fn find_variables(space: &AddressSpace) -> Vec<MemoryClaim> {
 
 /// Pages of the segments of a file, by the addresses at which it is loaded; `None` if it is no 64-bit ELF file, has no
 /// segment that is loaded, or its headers cannot be read.
-fn segments(space: &AddressSpace, image: &Mapping<'_>) -> Option<Vec<Range<u64>>> {
+fn loaded_segments(space: &AddressSpace, image: &Mapping<'_>) -> Option<Vec<Range<u64>>> {
     let base = image.range.start;
     let header: [u8; 64] = space.memory.read_array(base).ok()?;
     if header[..5] != *b"\x7fELF\x02" {

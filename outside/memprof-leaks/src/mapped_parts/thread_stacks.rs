@@ -25,7 +25,11 @@ const BLOCK_SIZE: u64 = 64 << 10;
 pub(super) fn find_stacks(space: &AddressSpace) -> Vec<MemoryClaim> {
     let pointers = read_stack_pointers(space.pid);
     let guard_ends = guard_ends(space);
-    let unnamed = || space.anonymous().filter(|mapping| mapping.path.is_empty());
+    let unnamed = || {
+        space
+            .anonymous_mappings()
+            .filter(|mapping| mapping.path.is_empty())
+    };
     let running = unnamed().flat_map(|mapping| {
         let range = mapping.range;
         let stacks = pointers.range(range.clone()).filter_map(|pointer| {
@@ -111,13 +115,13 @@ fn find_control_block(space: &AddressSpace, range: Range<u64>) -> Option<u64> {
 mod tests {
     use std::sync::mpsc::channel;
 
-    use super::super::mapped_parts;
+    use super::super::find_mapped_parts;
     use super::*;
 
     #[test]
     fn stack_of_a_thread_is_found() {
         let stacks = || {
-            let parts = mapped_parts(std::process::id(), None).unwrap();
+            let parts = find_mapped_parts(std::process::id(), None).unwrap();
             let mut stacks = parts.into_iter();
             stacks
                 .find(|part| part.kind == MappedPartKind::ThreadStacks)

@@ -17,14 +17,14 @@ impl Marker<'_> {
     /// Marks the objects that the objects at `starts` reach, by their pointers in the table. Reads the objects that are
     /// not in it; if `table` is `None`, reads all. After [`MAX_FOLLOWED`] objects, it appends those that are left to
     /// the worker's `found`.
-    pub(super) fn follow(
+    pub(super) fn follow_pointers(
         &self,
         table: Option<&PointerTable>,
         starts: &[u64],
         worker: &mut MarkWorker<'_>,
     ) {
         let Some(table) = table else {
-            self.mark_batch(starts, worker);
+            self.mark_from_batch(starts, worker);
             return;
         };
         let mut open = starts.to_vec();
@@ -40,13 +40,13 @@ impl Marker<'_> {
             group.mark_targets(self.objects, table, &mut open, &mut unread);
             if unread.len() >= OBJECTS_PER_BATCH {
                 unread.sort_unstable();
-                self.mark_batch(&unread, worker);
+                self.mark_from_batch(&unread, worker);
                 unread.clear();
             }
         }
         unread.sort_unstable();
-        self.mark_batch(&unread, worker);
-        worker.queue(&open);
+        self.mark_from_batch(&unread, worker);
+        worker.queue_starts(&open);
         self.followed.fetch_add(followed, Ordering::Relaxed);
     }
 }
@@ -81,7 +81,7 @@ impl<'t> FollowedGroup<'t> {
             Some(FollowedObject {
                 start,
                 position,
-                numbers: table.numbers(position),
+                numbers: table.encoded_pointers(position),
             })
         }));
         let numbers = self.objects.iter().filter_map(|object| object.numbers);
@@ -91,8 +91,8 @@ impl<'t> FollowedGroup<'t> {
     }
 
     /// Marks the objects to which the group's objects point, and appends those that were not marked before to `open`,
-    /// unless it is full. Appends objects that are not in the table to `unread`, if they are not to wait for another
-    /// sweep.
+    /// unless it has [`MAX_QUEUED`]. If an object of the group is not in the table, appends it to `unread`, or lets it
+    /// wait for another sweep if the table postpones it.
     fn mark_targets(
         &mut self,
         objects: &Objects,
@@ -107,7 +107,7 @@ impl<'t> FollowedGroup<'t> {
                 continue;
             }
             let numbers = object.numbers;
-            match numbers.and_then(|numbers| table.links(start, position, numbers)) {
+            match numbers.and_then(|numbers| table.decode_links(start, position, numbers)) {
                 Some(links) => self.links.extend(links),
                 None if table.postpones_unread() => objects.cancel_scan(position),
                 None => unread.push(start),
@@ -120,25 +120,28 @@ impl<'t> FollowedGroup<'t> {
             }
         };
         if table.shift() == 0 {
-            let found = self.links.iter().filter_map(|word| objects.mark(*word));
+            let found = self
+                .links
+                .iter()
+                .filter_map(|word| objects.mark_target(*word));
             found.for_each(push);
             return;
         }
         self.targets.clear();
         self.targets.extend(self.links.iter().filter_map(|link| {
             let object = objects.unmarked_target(*link)?;
-            Some((objects.start_of(object), object))
+            Some((objects.start_of_target(object), object))
         }));
         for (start, object) in self.targets.drain(..) {
-            if objects.mark_object(object) {
+            if objects.mark_found_target(object) {
                 push(start);
             }
         }
     }
 }
 
-/// Number of objects that a thread follows at a time, if `found` wait. With a table, it is smaller for few objects:
-/// each may reach many. `table` is `None` if each object is read.
+/// Number of objects that a thread gets at a time, if `found` objects wait. With a table, it is smaller for few
+/// objects: each may reach many. `table` is `None` if each object is read.
 pub(super) fn objects_per_batch(found: usize, table: Option<&PointerTable>) -> usize {
     match table {
         Some(_) => (found / 16).clamp(1, OBJECTS_PER_BATCH),

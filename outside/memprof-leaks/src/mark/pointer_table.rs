@@ -59,7 +59,7 @@ pub(super) struct PartEncoder {
 }
 
 impl PointerTable {
-    /// Empty table that may use `max_bytes`, and the parts that can be added.
+    /// Creates an empty table that may use `max_bytes`. Also returns the parts of the spans, which can be added.
     pub(super) fn new(objects: &Objects, max_bytes: u64) -> (Self, Vec<SpanPart>) {
         let (mut first, mut all) = (Vec::new(), Vec::new());
         for (span, words) in objects.word_counts().enumerate() {
@@ -108,7 +108,7 @@ impl PointerTable {
 
     /// Adds a part, whose pointers `encoder` has encoded, and clears the encoder. If the part does not fit, its objects
     /// stay unread, and the table counts as full.
-    pub(super) fn add(&self, part: &SpanPart, encoder: &mut PartEncoder) {
+    pub(super) fn add_part(&self, part: &SpanPart, encoder: &mut PartEncoder) {
         encoder.begin_word(part.words.len() - 1);
         let size = (encoder.numbers.len() + encoder.offsets.len() * size_of::<u32>()) as u64;
         let reserve = |left: u64| Some(left.saturating_sub(size));
@@ -129,16 +129,16 @@ impl PointerTable {
     /// Encoded pointers, from the first object on that begins in the same word of the bitmaps as the one at `position`.
     /// `None` if they are not in the table.
     #[inline]
-    pub(super) fn numbers(&self, position: ObjectPosition) -> Option<&[u8]> {
-        let word = position.word();
+    pub(super) fn encoded_pointers(&self, position: ObjectPosition) -> Option<&[u8]> {
+        let word = position.word_index();
         let index = self.first[position.span] + word / WORDS_PER_PART;
         let part = self.parts[index].get()?;
         Some(&part.numbers[part.offsets[word % WORDS_PER_PART] as usize..])
     }
 
-    /// Pointers of the object at `start`, decoded from the [`numbers`](Self::numbers) for its position. They are
-    /// rounded down to the table's unit. `None` if they are not in the table.
-    pub(super) fn links<'n>(
+    /// Decodes the pointers of the object at `start` from the [`encoded_pointers`](Self::encoded_pointers) for its
+    /// position. They are rounded down to the table's unit. `None` if they are not in the table.
+    pub(super) fn decode_links<'n>(
         &self,
         start: u64,
         position: ObjectPosition,
@@ -150,20 +150,21 @@ impl PointerTable {
         }
         let mut next = Some(read_varint(&mut numbers)).filter(|number| *number != UNREAD);
         next?;
-        let (base, shift) = (base(start, self.shift), self.shift);
+        let (base, shift) = (distance_base(start, self.shift), self.shift);
         Some(std::iter::from_fn(move || {
             let number = next.take()?;
             if number & LAST == 0 {
                 next = Some(read_varint(&mut numbers));
             }
+            // A number is the distance in zigzag encoding (its sign in the lowest bit), above the flag `LAST`.
             let distance = (number >> 2).cast_signed() ^ -((number >> 1 & 1).cast_signed());
             let link = base.wrapping_add((distance << shift).cast_unsigned());
             (number != NONE).then_some(link)
         }))
     }
 
-    /// Encoder for a part of this table.
-    pub(super) fn encoder(&self) -> PartEncoder {
+    /// Creates an empty encoder for a part of this table.
+    pub(super) fn new_encoder(&self) -> PartEncoder {
         PartEncoder {
             shift: self.shift,
             ..PartEncoder::default()
@@ -185,22 +186,25 @@ impl PartEncoder {
         }
     }
 
-    /// Adds an object without pointers: following it leads nowhere.
+    /// Adds an object without pointers.
     pub(super) fn add_empty(&mut self) {
         append_varint(NONE, &mut self.numbers);
     }
 
-    /// Adds an object whose pointers are to be read later.
+    /// Adds an object whose pointers are not encoded, because they are to be read from the snapshot.
     pub(super) fn add_unread(&mut self) {
         append_varint(UNREAD, &mut self.numbers);
         append_varint(NONE, &mut self.numbers);
     }
 
-    /// Adds a pointer of the object at `start`. Omits one whose distance from [`base`] is 0, and one that equals the
-    /// pointer before.
+    /// Adds a pointer of the object at `start`. Omits one whose distance from [`distance_base`] is 0, and one that
+    /// equals the pointer before.
     #[inline]
     pub(super) fn add_link(&mut self, start: u64, link: u64) {
-        let distance = link.wrapping_sub(base(start, self.shift)).cast_signed() >> self.shift;
+        let distance = link
+            .wrapping_sub(distance_base(start, self.shift))
+            .cast_signed()
+            >> self.shift;
         let number = ((distance << 1) ^ (distance >> 63)).cast_unsigned() << 1;
         if number == UNREAD || self.pending == Some(number) {
             return;
@@ -210,24 +214,24 @@ impl PartEncoder {
         }
     }
 
-    /// Ends an object whose links were added.
+    /// Ends an object whose links were added; one without links counts as an object without pointers.
     pub(super) fn end_object(&mut self) {
         let last = self.pending.take().unwrap_or_default();
         append_varint(last | LAST, &mut self.numbers);
     }
 
-    /// Forgets the part, but keeps the buffers.
+    /// Removes the encoded part, but keeps the buffers.
     pub(super) fn clear(&mut self) {
         self.offsets.clear();
         self.numbers.clear();
     }
 }
 
-/// Address from which the distances of the object at `start` are counted: it is `start`. If words are kept as they are
-/// (`shift` is 0), it is the byte after `start`. A word that points there is not encoded, because a distance is never
-/// 0: it points to the object itself, which holds nothing. A word that points to `start` is needed where words are
-/// kept.
-fn base(start: u64, shift: u32) -> u64 {
+/// Address from which the distances of the object at `start` are counted: `start`, or if words are kept as they are
+/// (`shift` is 0), the byte after it. A distance is never 0, so a word that points to this address is not encoded: it
+/// points to the object itself, which holds nothing. Where words are kept, a word that points to `start` is encoded,
+/// because [`Objects::mark_target`] records it.
+fn distance_base(start: u64, shift: u32) -> u64 {
     start + u64::from(shift == 0)
 }
 
@@ -278,25 +282,26 @@ mod tests {
         };
         let check = |max_bytes, is_complete: bool| {
             let (table, parts) = PointerTable::new(&objects, max_bytes);
-            let mut encoder = table.encoder();
+            let mut encoder = table.new_encoder();
             for part in &parts {
-                for (position, object) in objects.used_in(part.span, part.words.clone()) {
-                    encoder.begin_word(position.word() - part.words.start);
+                for (position, object) in objects.used_objects_in(part.span, part.words.clone()) {
+                    encoder.begin_word(position.word_index() - part.words.start);
                     for link in links(object.range.start) {
                         encoder.add_link(object.range.start, link);
                     }
                     encoder.end_object();
                 }
-                table.add(part, &mut encoder);
+                table.add_part(part, &mut encoder);
             }
             let mut missing = 0;
             for (position, object) in parts
                 .iter()
-                .flat_map(|part| objects.used_in(part.span, part.words.clone()))
+                .flat_map(|part| objects.used_objects_in(part.span, part.words.clone()))
             {
                 let start = object.range.start;
-                let numbers = table.numbers(position);
-                let Some(found) = numbers.and_then(|numbers| table.links(start, position, numbers))
+                let numbers = table.encoded_pointers(position);
+                let Some(found) =
+                    numbers.and_then(|numbers| table.decode_links(start, position, numbers))
                 else {
                     missing += 1;
                     continue;
@@ -322,16 +327,17 @@ mod tests {
         }
         let objects = Objects::new(vec![span]);
         let (table, parts) = PointerTable::new(&objects, u64::MAX);
-        let mut encoder = table.encoder();
+        let mut encoder = table.new_encoder();
         encoder.begin_word(0);
         encoder.add_unread();
         encoder.add_empty();
         encoder.add_link(0x1050, 0x1010);
         encoder.end_object();
-        table.add(&parts[0], &mut encoder);
+        table.add_part(&parts[0], &mut encoder);
         let links = |start: u64| {
             let position = objects.unscanned_position(start).unwrap();
-            let links = table.links(start, position, table.numbers(position).unwrap());
+            let links =
+                table.decode_links(start, position, table.encoded_pointers(position).unwrap());
             links.map(Iterator::collect::<Vec<_>>)
         };
         assert_eq!(links(0x1010), None);

@@ -15,7 +15,7 @@ pub(super) struct Shortage {
 
 impl Shortage {
     /// Records a shortage if memory is short now. The workers then stop at their next piece of work.
-    pub(super) fn check(&self, snapshot: &Snapshot) {
+    pub(super) fn check_headroom(&self, snapshot: &Snapshot) {
         if let Err(error) = snapshot.require_headroom() {
             let mut first = self.error.lock().unwrap_or_else(PoisonError::into_inner);
             first.get_or_insert(error);
@@ -23,7 +23,7 @@ impl Shortage {
         }
     }
 
-    /// Whether the workers are to stop.
+    /// Whether a shortage was recorded, so that the workers are to stop. Stays true after [`Self::require_none`].
     pub(super) fn is_seen(&self) -> bool {
         self.is_seen.load(Ordering::Relaxed)
     }

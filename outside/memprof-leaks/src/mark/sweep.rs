@@ -2,12 +2,10 @@
 //! reached yet. A list whose objects lie anywhere in the heap would else need a read of the snapshot for each.
 
 use super::pointer_table::{PartEncoder, PointerTable, SpanPart};
-use super::{
-    MAX_GAP, MAX_QUEUED, MarkWorker, Marker, OnPercent, SWEPT_PERCENT, WORD, WORD_STEP,
-    thread_count,
-};
+use super::{MAX_GAP, MAX_QUEUED, MarkWorker, Marker, OnPercent, SWEPT_PERCENT, thread_count};
 use crate::objects::{Object, ObjectPosition};
 use crate::snapshot_memory::BLOCK_SIZE;
+use crate::words::{WORD, WORD_STEP};
 
 /// Number of unmarked objects from which a sweep is worth its tables.
 const MIN_SWEPT_OBJECTS: u64 = 1 << 14;
@@ -31,7 +29,7 @@ pub(super) enum LinkTargets {
 impl Marker<'_> {
     /// Reads the pointers of all objects into a table of at most `max_bytes`; `links` says which are kept. `None` if
     /// there are too few objects for a table, so that reading each when it is reached is faster.
-    pub(super) fn sweep(
+    pub(super) fn sweep_into_table(
         &self,
         max_bytes: u64,
         links: LinkTargets,
@@ -40,7 +38,7 @@ impl Marker<'_> {
         if self.objects.unreachable_count() < MIN_SWEPT_OBJECTS {
             return None;
         }
-        // Those of the threads, and of the thread that starts them.
+        // Queues of the threads, and of the thread that starts them.
         let queues = (thread_count() + 1) * THREAD_BYTES;
         let (mut table, parts) =
             PointerTable::new(self.objects, max_bytes.saturating_sub(queues as u64));
@@ -49,13 +47,14 @@ impl Marker<'_> {
         for (step, some) in parts.chunks(per_step).enumerate() {
             let done = step * per_step * percent / parts.len();
             progress(done as u8);
-            // Objects that are found are marked, so that they are among the pending ones.
+            // Workers mark the objects that they find, so their queues are not needed: the objects are pending by their
+            // marks.
             self.run_parallel(some, 1, |parts, worker| {
-                let mut encoder = table.encoder();
+                let mut encoder = table.new_encoder();
                 for part in parts {
                     if !table.is_full() {
                         self.sweep_part(part, worker, &mut encoder, links);
-                        table.add(part, &mut encoder);
+                        table.add_part(part, &mut encoder);
                     }
                     worker.found.clear();
                 }
@@ -65,10 +64,10 @@ impl Marker<'_> {
         Some(table)
     }
 
-    /// Sweeps again, as [`sweep`](Self::sweep) does, if many reached objects are not in the table. By then most others
-    /// are scanned, so there is room for more. If few are missing, or if `is_last`, returns the table as it is: then
-    /// objects that it lacks are read one by one.
-    pub(super) fn sweep_again(
+    /// Replaces the table by one of another [`sweep_into_table`](Self::sweep_into_table), if many reached objects are
+    /// not in it. By then most others are scanned, so there is room for more. If few are missing, or if `is_last`,
+    /// returns the table as it is: then objects that it lacks are read one by one.
+    pub(super) fn sweep_into_new_table(
         &self,
         mut table: PointerTable,
         max_bytes: u64,
@@ -79,7 +78,7 @@ impl Marker<'_> {
             return Some(table);
         }
         drop(table);
-        self.sweep(max_bytes, LinkTargets::Unmarked, &|_| {})
+        self.sweep_into_table(max_bytes, LinkTargets::Unmarked, &|_| {})
     }
 
     /// Reads the objects of a part, and encodes the pointers of those that are not marked. For objects that are marked
@@ -93,13 +92,13 @@ impl Marker<'_> {
     ) {
         let objects: Vec<_> = self
             .objects
-            .used_in(part.span, part.words.clone())
+            .used_objects_in(part.span, part.words.clone())
             .collect();
         let is_small = |object: &Object| object.size() <= BLOCK_SIZE as u64;
         let mut rest = objects.as_slice();
         while let Some(((position, first), others)) = rest.split_first() {
             if !is_small(first) {
-                encoder.begin_word(position.word() - part.words.start);
+                encoder.begin_word(position.word_index() - part.words.start);
                 encoder.add_unread();
                 rest = others;
                 continue;
@@ -113,7 +112,7 @@ impl Marker<'_> {
             });
             let count = 1 + near.count();
             let (near, others) = rest.split_at(count);
-            self.sweep_near(near, part, worker, encoder, links);
+            self.sweep_near_objects(near, part, worker, encoder, links);
             rest = others;
         }
     }
@@ -121,7 +120,7 @@ impl Marker<'_> {
     /// Reads objects that are near each other in one read, and encodes their pointers. For an object that is marked but
     /// not scanned, it marks the targets instead. If the read is not complete, all objects that are not scanned are
     /// encoded as unread. A scanned object is encoded as one without pointers.
-    fn sweep_near(
+    fn sweep_near_objects(
         &self,
         near: &[(ObjectPosition, Object)],
         part: &SpanPart,
@@ -132,12 +131,12 @@ impl Marker<'_> {
         let [(_, first), ..] = near else { return };
         let base = first.range.start;
         let end = near.last().map_or(base, |(_, last)| last.range.end);
-        let bytes = worker.read(&(base..end));
+        let bytes = worker.read_block(&(base..end));
         let is_whole = bytes.len() as u64 == end - base;
         for (position, object) in near {
-            encoder.begin_word(position.word() - part.words.start);
+            encoder.begin_word(position.word_index() - part.words.start);
             let start = object.range.start;
-            let (is_marked, is_scanned) = self.objects.marks(*position);
+            let (is_marked, is_scanned) = self.objects.mark_state(*position);
             let offset = bytes.start + (start - base) as usize;
             let own = offset..offset + object.size() as usize;
             if is_scanned {
@@ -147,7 +146,7 @@ impl Marker<'_> {
                 encoder.add_unread();
             } else if is_marked {
                 self.objects.begin_scan(*position);
-                worker.mark_block_words(own, WORD_STEP);
+                worker.mark_from_block_words(own, WORD_STEP);
                 encoder.add_empty();
             } else {
                 self.encode_words(start, &worker.block[own], encoder, links);
@@ -156,7 +155,7 @@ impl Marker<'_> {
     }
 
     /// Encodes the words of an object that point to objects. `links` says to which ones: to all, or to those that are
-    /// not marked. If the table keeps words as they are, only those to unmarked objects are encoded in any case.
+    /// not marked. If the table keeps words as they are, encodes only those that mark something, whatever `links` says.
     fn encode_words(
         &self,
         start: u64,
@@ -167,7 +166,7 @@ impl Marker<'_> {
         let shift = encoder.shift();
         let link = |word| match links {
             LinkTargets::All if shift != 0 => self.objects.unresolved_link(word, shift),
-            _ => self.objects.link(word, shift),
+            _ => self.objects.resolved_link(word, shift),
         };
         for first in (0..WORD).step_by(WORD_STEP) {
             for word in bytes.get(first..).unwrap_or_default().chunks_exact(WORD) {

@@ -3,11 +3,9 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use super::{
-    BLOCK_OVERLAP, CODE_STEP, HEADROOM_CHECK_BYTES, MAX_QUEUED, Marker, READ_AHEAD_BYTES, WORD,
-    WORD_STEP, split_into_blocks,
-};
-use crate::snapshot_memory::BLOCK_SIZE;
+use super::{HEADROOM_CHECK_BYTES, MAX_QUEUED, Marker, READ_AHEAD_BYTES};
+use crate::snapshot_memory::{BLOCK_SIZE, MAX_BLOCK_LEN, split_into_blocks};
+use crate::words::{WORD, WORD_STEP};
 
 /// State of one thread of a mark phase.
 pub(super) struct MarkWorker<'a> {
@@ -21,11 +19,11 @@ pub(super) struct MarkWorker<'a> {
 }
 
 impl<'a> MarkWorker<'a> {
-    /// Worker of one thread, with a buffer of its own and no queued objects.
+    /// Creates the worker of one thread, with a buffer of its own and no queued objects.
     pub(super) fn new(marker: &'a Marker<'a>) -> Self {
         Self {
             marker,
-            block: vec![0; BLOCK_SIZE + BLOCK_OVERLAP],
+            block: vec![0; MAX_BLOCK_LEN],
             cached: 0..0,
             found: Vec::new(),
             unchecked: 0,
@@ -34,25 +32,26 @@ impl<'a> MarkWorker<'a> {
 
     /// Queues marked objects, up to [`MAX_QUEUED`]. None is lost:
     /// [`Objects::marked_unscanned`](crate::objects::Objects::marked_unscanned) finds the others by their marks.
-    pub(super) fn queue(&mut self, starts: &[u64]) {
+    pub(super) fn queue_starts(&mut self, starts: &[u64]) {
         let room = MAX_QUEUED.saturating_sub(self.found.len());
         self.found.extend(starts.iter().take(room));
     }
 
-    /// Reads a range of at most a block. Returns its position in `block`, shortened if the memory
-    /// cannot be read completely.
-    pub(super) fn read(&mut self, range: &Range<u64>) -> Range<usize> {
+    /// Reads a range of at most a block, unless the last read had it. Returns its position in `block`, shortened if the
+    /// memory cannot be read completely. Counts the bytes, and checks every [`HEADROOM_CHECK_BYTES`] whether memory is
+    /// short.
+    pub(super) fn read_block(&mut self, range: &Range<u64>) -> Range<usize> {
         let length = (range.end - range.start) as usize;
         self.marker.bytes.fetch_add(length, Ordering::Relaxed);
         self.unchecked += length;
         if self.unchecked > HEADROOM_CHECK_BYTES {
             self.unchecked = 0;
-            self.marker.shortage.check(self.marker.snapshot);
+            self.marker.shortage.check_headroom(self.marker.snapshot);
         }
         let is_cached = self.cached.start <= range.start && range.end <= self.cached.end;
         if !is_cached {
             self.marker.reads.fetch_add(1, Ordering::Relaxed);
-            let around = self.extended_range(range);
+            let around = self.read_ahead_range(range);
             let length = (around.end - around.start) as usize;
             let read = self
                 .marker
@@ -68,7 +67,7 @@ impl<'a> MarkWorker<'a> {
 
     /// Range to read for `range`. If it is near the last read, the surrounding [`READ_AHEAD_BYTES`] are read with it,
     /// because the next objects are probably there.
-    fn extended_range(&self, range: &Range<u64>) -> Range<u64> {
+    fn read_ahead_range(&self, range: &Range<u64>) -> Range<u64> {
         let is_near = range.start.abs_diff(self.cached.start) <= 2 * READ_AHEAD_BYTES;
         let region = self.marker.view.region(range.start).filter(|_| is_near);
         let around = region.map(|region| {
@@ -79,40 +78,36 @@ impl<'a> MarkWorker<'a> {
         around.unwrap_or_else(|| range.clone())
     }
 
-    /// Marks the objects to which the words of a range of at most a block point. In executable memory, words may begin
-    /// at each multiple of [`CODE_STEP`] bytes. Returns the number of bytes that could not be read.
-    pub(super) fn mark_range(&mut self, range: Range<u64>) -> usize {
-        let start = range.start.next_multiple_of(8);
+    /// Marks the objects to which the words of a range of at most a block point. Returns the number of bytes that could
+    /// not be read.
+    pub(super) fn mark_from_block(&mut self, range: Range<u64>) -> usize {
+        let step = self.marker.view.word_step(range.start);
+        let start = range.start.next_multiple_of(step as u64);
         if start >= range.end {
             return 0;
         }
-        let bytes = self.read(&(start..range.end));
-        let region = self.marker.view.region(start);
-        let step = match region.is_some_and(|region| region.is_executable) {
-            true => CODE_STEP,
-            false => WORD_STEP,
-        };
-        self.mark_block_words(bytes.clone(), step);
+        let bytes = self.read_block(&(start..range.end));
+        self.mark_from_block_words(bytes.clone(), step);
         (range.end - start) as usize - bytes.len()
     }
 
     /// Marks the objects to which the words of a range of any length point.
-    pub(super) fn mark_blocks(&mut self, range: Range<u64>) {
+    pub(super) fn mark_from_range(&mut self, range: Range<u64>) {
         for block in split_into_blocks(range) {
-            self.mark_range(block);
+            self.mark_from_block(block);
         }
     }
 
     /// Marks the objects to which words of the block point, and queues those that were not marked before. `bytes` are
     /// positions in the block; `step` is the distance of words in bytes.
-    pub(super) fn mark_block_words(&mut self, bytes: Range<usize>, step: usize) {
+    pub(super) fn mark_from_block_words(&mut self, bytes: Range<usize>, step: usize) {
         let marker = self.marker;
         let bytes = &self.block[bytes];
         for first in (0..WORD).step_by(step) {
             for word in bytes.get(first..).unwrap_or_default().chunks_exact(WORD) {
                 let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
                 if marker.objects.may_contain(word)
-                    && let Some(start) = marker.objects.mark(word)
+                    && let Some(start) = marker.objects.mark_target(word)
                     && self.found.len() < MAX_QUEUED
                 {
                     self.found.push(start);
@@ -123,33 +118,33 @@ impl<'a> MarkWorker<'a> {
 
     /// Marks the objects to which `objects` point. `objects` are sorted and near each other, so that one read gets them
     /// all.
-    pub(super) fn mark_near(&mut self, objects: &[Range<u64>]) {
+    pub(super) fn mark_from_near(&mut self, objects: &[Range<u64>]) {
         let (Some(first), Some(last)) = (objects.first(), objects.last()) else {
             return;
         };
         let base = first.start;
         // Only a single object is longer. Its words stay whole, because a block consists of whole words.
         if last.end - base > BLOCK_SIZE as u64 {
-            self.mark_blocks(base..last.end);
+            self.mark_from_range(base..last.end);
             return;
         }
-        let bytes = self.read(&(base..last.end));
+        let bytes = self.read_block(&(base..last.end));
         if (bytes.len() as u64) < last.end - base && objects.len() > 1 {
             // Unreadable memory ends a read, but objects behind it may be readable.
             for object in objects {
-                self.mark_blocks(object.clone());
+                self.mark_from_range(object.clone());
             }
             return;
         }
         for object in objects {
             let start = bytes.start + (object.start - base) as usize;
             let end = (bytes.start + (object.end - base) as usize).min(bytes.end);
-            self.mark_block_words(start.min(end)..end, WORD_STEP);
+            self.mark_from_block_words(start.min(end)..end, WORD_STEP);
         }
     }
 
     /// Marks the objects to which the resident pages of a large object point.
-    pub(super) fn mark_large(&mut self, object: Range<u64>) {
+    pub(super) fn mark_from_large(&mut self, object: Range<u64>) {
         let Some(region) = self.marker.view.region(object.start) else {
             return;
         };
@@ -161,7 +156,7 @@ impl<'a> MarkWorker<'a> {
             .take_while(|pages| pages.start < object.end)
         {
             let range = pages.start.max(object.start)..pages.end.min(object.end);
-            self.mark_blocks(range);
+            self.mark_from_range(range);
         }
     }
 }

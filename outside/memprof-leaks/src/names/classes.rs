@@ -24,20 +24,20 @@ pub(super) fn class_of_vtable(
     view.region(table).filter(|region| region.is_file)?;
     let is_in_file = |address: &u64| view.region(*address).is_some_and(|region| region.is_file);
     // An object's first word points to a primary virtual table, whose offset-to-top is 0.
-    if view.word(table.checked_sub(OFFSET_TO_TOP)?)? != 0 {
+    if view.read_word(table.checked_sub(OFFSET_TO_TOP)?)? != 0 {
         return None;
     }
-    let type_info = view.word(table - TYPE_INFO)?;
+    let type_info = view.read_word(table - TYPE_INFO)?;
     if type_info == 0 {
         // The program was compiled without type information (-fno-rtti).
-        let symbol = symbols.variable(table)?.name;
+        let symbol = symbols.variable_at(table)?.name;
         return class_of_symbol(&symbol);
     }
     // The type information is itself an object of the C++ library, with a virtual table.
     let is_type_info =
-        is_in_file(&type_info) && view.word(type_info).as_ref().is_some_and(is_in_file);
-    let name = view.word(type_info + NAME_OFFSET).filter(is_in_file);
-    let name = view.text(name.filter(|_| is_type_info)?, NAME_LIMIT)?;
+        is_in_file(&type_info) && view.read_word(type_info).as_ref().is_some_and(is_in_file);
+    let name = view.read_word(type_info + NAME_OFFSET).filter(is_in_file);
+    let name = view.read_text(name.filter(|_| is_type_info)?, NAME_LIMIT)?;
     // A leading `*` marks a class that is local to its file.
     let name = name.strip_prefix('*').unwrap_or(&name);
     class_of_symbol(&format!("_ZTV{name}"))

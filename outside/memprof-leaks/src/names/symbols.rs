@@ -5,7 +5,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 
-use memprof_ptrace::mapped_file::open_regular;
+use memprof_ptrace::mapped_file::open_regular_file;
 use memprof_report::{LimitedFile, ProgramLink, demangle, program_link};
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol, SymbolKind};
@@ -79,7 +79,8 @@ struct VariableEntry {
 }
 
 impl<'a> Symbols<'a> {
-    /// Variables of a snapshot's files. A file is read when a variable of it is first requested.
+    /// Prepares the search for variables in a snapshot's files. A file is read when a variable of it is first
+    /// requested.
     pub(super) fn new(view: &'a SnapshotMemory) -> Self {
         Self {
             view,
@@ -90,8 +91,8 @@ impl<'a> Symbols<'a> {
 
     /// Variable that contains an address. It has no name if the file has no symbol there, or cannot be opened. `None`
     /// if no program or library has its variables there.
-    pub(super) fn variable(&mut self, address: u64) -> Option<Variable> {
-        let region = self.view.file_region(address)?;
+    pub(super) fn variable_at(&mut self, address: u64) -> Option<Variable> {
+        let region = self.view.owning_file_region(address)?;
         let pid = self.view.live_pid();
         let table = self.files.entry(&region.name);
         let view = self.view;
@@ -190,7 +191,7 @@ impl MappedFile {
                 Self::Data
             };
         };
-        read_table(file).map_or(Self::Data, Self::Object)
+        read_variable_table(file).map_or(Self::Data, Self::Object)
     }
 }
 
@@ -200,7 +201,7 @@ fn open_mapped_file(pid: i32, region: &Region) -> Option<File> {
     if region.is_on_fuse(pid) {
         return None;
     }
-    let open = |path: String| open_regular(Path::new(&path), region.inode);
+    let open = |path: String| open_regular_file(Path::new(&path), region.inode);
     open(format!("/proc/{pid}/root{}", region.name)).or_else(|| {
         let range = &region.range;
         open(format!(
@@ -212,7 +213,7 @@ fn open_mapped_file(pid: i32, region: &Region) -> Option<File> {
 
 /// Reads the variables of a file, sorted by address, from its first [`READ_LIMIT`] bytes. `None` if it is not a
 /// 64-bit ELF file.
-fn read_table(file: File) -> Option<VariableTable> {
+fn read_variable_table(file: File) -> Option<VariableTable> {
     let limited = LimitedFile::new(file, READ_LIMIT);
     let file = ElfFile64::<Endianness, _>::parse(&limited).ok()?;
     let endian = file.endian();

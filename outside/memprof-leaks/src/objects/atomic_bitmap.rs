@@ -25,27 +25,28 @@ impl AtomicBitmap {
         Self(Vec::new())
     }
 
-    /// A word of the bitmap, 64 bits; 0 if none of them was ever set.
+    /// Returns the word at an index, 64 bits; 0 if its part has no memory yet, or `index` is beyond the bitmap.
     pub(super) fn word(&self, index: usize) -> u64 {
         let part = self.0.get(index / PART_WORDS).and_then(OnceLock::get);
         part.map_or(0, |part| part[index % PART_WORDS].load(Ordering::Relaxed))
     }
 
     /// Whether a bit is set; false for a bit whose part has no memory yet.
-    pub(super) fn has(&self, bit: u64) -> bool {
+    pub(super) fn is_set(&self, bit: u64) -> bool {
         self.word((bit / 64) as usize) >> (bit % 64) & 1 != 0
     }
 
     /// Clears a bit. Allocates nothing.
-    pub(super) fn clear(&self, bit: u64) {
+    pub(super) fn clear_bit(&self, bit: u64) {
         let (word, mask) = ((bit / 64) as usize, 1 << (bit % 64));
         if let Some(part) = self.0.get(word / PART_WORDS).and_then(OnceLock::get) {
             part[word % PART_WORDS].fetch_and(!mask, Ordering::Relaxed);
         }
     }
 
-    /// Sets a bit. Returns whether it was not set before.
-    pub(super) fn set(&self, bit: u64) -> bool {
+    /// Sets a bit, and allocates its part if it is the first one there. Returns whether it was not set before. Panics
+    /// if the bit is beyond the bitmap.
+    pub(super) fn set_bit(&self, bit: u64) -> bool {
         let (word, mask) = ((bit / 64) as usize, 1 << (bit % 64));
         let part = self.0[word / PART_WORDS]
             .get_or_init(|| Box::new([const { AtomicU64::new(0) }; PART_WORDS]));

@@ -4,8 +4,9 @@ use super::Objects;
 use super::span::{Mark, Span};
 
 impl Objects {
-    /// Index of the span and bit of the object that contains a link of [`unresolved_link`](Self::unresolved_link) or
-    /// [`link`](Self::link). `None` if there is none, or it is marked.
+    /// Returns the index of the span and the bit of the object to which a link of
+    /// [`unresolved_link`](Self::unresolved_link) or [`resolved_link`](Self::resolved_link) points. `None` if there is
+    /// no used object, or it is marked.
     #[inline]
     pub(crate) fn unmarked_target(&self, link: u64) -> Option<(usize, u64)> {
         let (index, bit) = self.bit_of_start(link)?;
@@ -14,15 +15,16 @@ impl Objects {
         (span.is_used(start) && !span.has_mark(Mark::Reached, start)).then_some((index, start))
     }
 
-    /// Address of the object of [`unmarked_target`](Self::unmarked_target).
+    /// Address of an object that [`unmarked_target`](Self::unmarked_target) has found.
     #[inline]
-    pub(crate) fn start_of(&self, (span, bit): (usize, u64)) -> u64 {
-        self.spans[span].address(bit)
+    pub(crate) fn start_of_target(&self, (span, bit): (usize, u64)) -> u64 {
+        self.spans[span].address_of_bit(bit)
     }
 
-    /// Marks the object of [`unmarked_target`](Self::unmarked_target). Returns whether it was not marked before.
+    /// Marks an object that [`unmarked_target`](Self::unmarked_target) has found. Returns false if it was marked
+    /// meanwhile.
     #[inline]
-    pub(crate) fn mark_object(&self, (span, bit): (usize, u64)) -> bool {
+    pub(crate) fn mark_found_target(&self, (span, bit): (usize, u64)) -> bool {
         self.spans[span].set_mark(Mark::Reached, bit)
     }
 
@@ -31,7 +33,8 @@ impl Objects {
         self.has_headerless || self.spans.iter().any(Span::has_gc_heads)
     }
 
-    /// log2 of the alignment of all links that [`link`](Self::link) returns; 0 if links are unchanged words.
+    /// log2 of the alignment of all links that [`resolved_link`](Self::resolved_link) returns; 0 if links are unchanged
+    /// words.
     pub(crate) fn link_shift(&self) -> u32 {
         let shifts = self.spans.iter().map(Span::start_shift);
         match self.has_exact_links() {
@@ -43,27 +46,27 @@ impl Objects {
     /// Link by which `mark::follow` can mark later what `word` marks: the start of its object, or
     /// `word` itself if `shift` is 0. `None` if it marks nothing that is not marked yet.
     #[inline]
-    pub(crate) fn link(&self, word: u64, shift: u32) -> Option<u64> {
+    pub(crate) fn resolved_link(&self, word: u64, shift: u32) -> Option<u64> {
         let found = self.used_object(word);
         let unmarked = found.filter(|(span, bit)| !span.has_mark(Mark::Reached, *bit));
         match shift {
             0 => (unmarked.is_some() || self.is_unrecorded_start(word)).then_some(word),
-            _ => unmarked.map(|(span, bit)| span.address(bit)),
+            _ => unmarked.map(|(span, bit)| span.address_of_bit(bit)),
         }
     }
 
-    /// Like [`link`](Self::link), but looks at no bitmap, because each look may wait for memory. Returns the word,
-    /// rounded down to an address where an object can begin; its object is found when the link is followed. `None` if
-    /// the word points into no span. `shift` is not 0. A word that may point into a header is looked up all the same,
-    /// as by [`link`](Self::link).
+    /// Like [`resolved_link`](Self::resolved_link), but reads no bitmap, because each read may wait for memory. Returns
+    /// the word, rounded down to an address where an object can begin; its object is found when the link is followed.
+    /// `None` if the word points into no span. `shift` must not be 0. A word that may point into a header is resolved
+    /// all the same.
     #[inline]
     pub(crate) fn unresolved_link(&self, word: u64, shift: u32) -> Option<u64> {
         let span = &self.spans[self.span_index(word)?];
         let offset = word - span.range.start;
-        // Of a granule, an end can belong to the header of the object in the next one.
+        // The end of a granule may be in the header of the object that begins at the next one.
         if span.header != 0 && offset % (1 << span.shift) > span.header {
-            return self.link(word, shift);
+            return self.resolved_link(word, shift);
         }
-        Some(span.address(offset >> span.shift))
+        Some(span.address_of_bit(offset >> span.shift))
     }
 }

@@ -28,7 +28,7 @@ pub(crate) struct ObjectPosition {
 
 impl ObjectPosition {
     /// Word of the span's bitmaps in which the object begins.
-    pub(crate) fn word(self) -> usize {
+    pub(crate) fn word_index(self) -> usize {
         (self.bit / 64) as usize
     }
 }

@@ -38,10 +38,10 @@ impl<'a> ObjectIndex<'a> {
 
     /// Number and start of the used object that contains an address. `None` if there is none.
     pub(crate) fn find(&self, address: u64) -> Option<(u32, u64)> {
-        let (span, bit) = self.objects.locate(address)?;
+        let (span, bit) = self.objects.locate_used(address)?;
         Some((
             self.number_at(span, bit),
-            self.objects.spans[span].address(bit),
+            self.objects.spans[span].address_of_bit(bit),
         ))
     }
 
@@ -53,11 +53,11 @@ impl<'a> ObjectIndex<'a> {
     /// Number of the used object to which a word points. `None` if there is none, or the word points to a
     /// `PyGC_Head`.
     #[inline]
-    pub(crate) fn target(&self, word: u64) -> Option<u32> {
+    pub(crate) fn target_number(&self, word: u64) -> Option<u32> {
         if !self.objects.may_contain(word) {
             return None;
         }
-        let (span, bit) = self.objects.locate(word)?;
+        let (span, bit) = self.objects.locate_used(word)?;
         let is_gc_head = self.objects.spans[span].is_in_gc_head(bit, word);
         (!is_gc_head).then(|| self.number_at(span, bit))
     }
@@ -73,15 +73,15 @@ impl<'a> ObjectIndex<'a> {
     /// Panics if there is none.
     pub(crate) fn object(&self, number: u32) -> Object {
         let index = self.before.partition_point(|before| before[0] <= number) - 1;
-        // The last span with this number is the one: spans without a used object have the same first number
-        // as the next.
+        // The last of the spans whose first number is not above `number` has the object: a span without used objects
+        // has the same first number as the next one.
         let (span, before) = (&self.objects.spans[index], &self.before[index]);
         let word = before.partition_point(|before| *before <= number) - 1;
         let nth = (number - before[word]) as usize;
         let bit = ones(span.words[word].used)
             .nth(nth)
             .expect("as many are counted");
-        span.object(word as u64 * 64 + bit)
+        span.object_at_bit(word as u64 * 64 + bit)
     }
 
     /// All used objects, by address and so by number.

@@ -56,13 +56,13 @@ impl Span {
         size_of::<Self>() as u64 + (length / granule / 64 + 1) * 8 * words
     }
 
-    /// Span without objects yet, which begin at multiples of `granule` bytes, a power of 2, from its start. `header` is
-    /// the number of bytes at an object's end that belong to the next one's header.
+    /// Creates a span without objects. Those that are added must begin at multiples of `granule` bytes, a power of 2,
+    /// from the span's start. `header` is the number of bytes at an object's end that belong to the next one's header.
     pub(crate) fn new(range: Range<u64>, granule: u64, header: u64) -> Self {
         Self::with_shift(range, granule.trailing_zeros(), header)
     }
 
-    /// Span of one used object.
+    /// Creates a span of one used object, which has one bit however large it is.
     pub(crate) fn single_object(range: Range<u64>) -> Self {
         let mut span = Self::with_shift(range, WHOLE_SHIFT, 0);
         span.add_object(span.range.start, true);
@@ -99,14 +99,14 @@ impl Span {
     }
 
     /// All objects, by address, and whether each is used.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (Object, bool)> {
+    pub(crate) fn all_objects(&self) -> impl Iterator<Item = (Object, bool)> {
         self.words
             .iter()
             .enumerate()
             .flat_map(move |(index, word)| {
                 ones(word.starts).map(move |bit| {
                     let is_used = word.used >> bit & 1 != 0;
-                    (self.object(index as u64 * 64 + bit), is_used)
+                    (self.object_at_bit(index as u64 * 64 + bit), is_used)
                 })
             })
     }
@@ -121,14 +121,17 @@ impl Span {
     }
 
     /// Used objects, by address.
-    pub(crate) fn used(&self) -> impl Iterator<Item = Object> {
-        self.select(|index| self.words[index].used)
+    pub(crate) fn used_objects(&self) -> impl Iterator<Item = Object> {
+        self.objects_in_bitmap(|index| self.words[index].used)
     }
 
     /// Objects whose bits are set in the bitmap, by address. `word` returns the bitmap's word with a given index.
-    pub(super) fn select(&self, word: impl Fn(usize) -> u64) -> impl Iterator<Item = Object> {
+    pub(super) fn objects_in_bitmap(
+        &self,
+        word: impl Fn(usize) -> u64,
+    ) -> impl Iterator<Item = Object> {
         (0..self.words.len()).flat_map(move |index| {
-            ones(word(index)).map(move |bit| self.object(index as u64 * 64 + bit))
+            ones(word(index)).map(move |bit| self.object_at_bit(index as u64 * 64 + bit))
         })
     }
 
@@ -142,7 +145,7 @@ impl Span {
         }
     }
 
-    /// Marks of the objects whose bits are in the word with index `word`: one bit for each object.
+    /// Returns the bits of a mark for the objects whose bits are in the word with index `word`.
     pub(super) fn mark_word(&self, mark: Mark, word: usize) -> u64 {
         self.marks.word(2 * word + mark as usize)
     }
@@ -150,18 +153,18 @@ impl Span {
     /// Whether the object that begins at a bit has a mark.
     #[inline]
     pub(super) fn has_mark(&self, mark: Mark, bit: u64) -> bool {
-        self.marks.has(mark_bit(mark, bit))
+        self.marks.is_set(mark_bit(mark, bit))
     }
 
     /// Marks the object that begins at a bit. Returns whether it had no such mark before.
     #[inline]
     pub(super) fn set_mark(&self, mark: Mark, bit: u64) -> bool {
-        self.marks.set(mark_bit(mark, bit))
+        self.marks.set_bit(mark_bit(mark, bit))
     }
 
     /// Clears a mark of the object that begins at a bit.
     pub(super) fn clear_mark(&self, mark: Mark, bit: u64) {
-        self.marks.clear(mark_bit(mark, bit));
+        self.marks.clear_bit(mark_bit(mark, bit));
     }
 
     /// Forgets all marks and releases the memory for them. None may be set later.
@@ -177,7 +180,7 @@ impl Span {
             .gc_heads
             .get_or_init(|| Box::new(std::array::from_fn(|_| AtomicBitmap::new(words))));
         if let Some(part) = parts.get(self.gc_head_index(bit, address)) {
-            part.set(bit);
+            part.set_bit(bit);
         }
     }
 
@@ -186,18 +189,22 @@ impl Span {
     pub(super) fn is_in_gc_head(&self, bit: u64, address: u64) -> bool {
         let parts = self.gc_heads.get();
         let part = parts.and_then(|parts| parts.get(self.gc_head_index(bit, address)));
-        part.is_some_and(|part| part.has(bit))
+        part.is_some_and(|part| part.is_set(bit))
     }
 
     /// Address after the `PyGC_Head` of the object that begins at a bit. `None` if it has none.
     pub(super) fn after_gc_head(&self, bit: u64) -> Option<u64> {
-        let part = self.gc_heads.get()?.iter().position(|part| part.has(bit))?;
-        Some(self.address(bit) + (part as u64 + 1) * GC_HEAD_SIZE)
+        let part = self
+            .gc_heads
+            .get()?
+            .iter()
+            .position(|part| part.is_set(bit))?;
+        Some(self.address_of_bit(bit) + (part as u64 + 1) * GC_HEAD_SIZE)
     }
 
     /// Index in `gc_heads` of an address in the object that begins at a bit.
     fn gc_head_index(&self, bit: u64, address: u64) -> usize {
-        ((address - self.address(bit)) / GC_HEAD_SIZE) as usize
+        ((address - self.address_of_bit(bit)) / GC_HEAD_SIZE) as usize
     }
 
     /// Forgets all `PyGC_Head`s and releases the memory for them.
@@ -228,28 +235,28 @@ impl Span {
     /// Records a pointer to the start of an object or to the span's end, if objects have no headers.
     #[inline]
     pub(super) fn record_pointer_to_start(&self, address: u64) {
-        if let Some(bit) = self.start_bit(address)
-            && !self.pointed.has(bit)
+        if let Some(bit) = self.object_start_bit(address)
+            && !self.pointed.is_set(bit)
         {
-            self.pointed.set(bit);
+            self.pointed.set_bit(bit);
         }
     }
 
     /// Whether a pointer to the address would be recorded, and none is recorded yet.
     pub(super) fn is_unrecorded_start(&self, address: u64) -> bool {
-        self.start_bit(address)
-            .is_some_and(|bit| !self.pointed.has(bit))
+        self.object_start_bit(address)
+            .is_some_and(|bit| !self.pointed.is_set(bit))
     }
 
     /// Whether a pointer to that address was recorded.
     pub(super) fn has_pointer_to_start(&self, address: u64) -> bool {
-        self.start_bit(address)
-            .is_some_and(|bit| self.pointed.has(bit))
+        self.object_start_bit(address)
+            .is_some_and(|bit| self.pointed.is_set(bit))
     }
 
     /// Bit of an object's start or of the span's end, if objects have no headers. `None` for other addresses.
     #[inline]
-    fn start_bit(&self, address: u64) -> Option<u64> {
+    fn object_start_bit(&self, address: u64) -> Option<u64> {
         let is_inside = self.range.start <= address && address <= self.range.end;
         if !self.is_headerless() || !is_inside {
             return None;
@@ -302,22 +309,22 @@ impl Span {
     }
 
     /// Address of the end of the object that begins at a bit: up to the next object's header, or the span's end.
-    pub(super) fn end(&self, bit: u64) -> u64 {
+    pub(super) fn object_end(&self, bit: u64) -> u64 {
         match self.start_after(bit) {
-            Some(next) => self.address(next) - self.header,
+            Some(next) => self.address_of_bit(next) - self.header,
             None => self.range.end,
         }
     }
 
     /// Object that begins at a bit, up to the next object's header or the span's end.
-    pub(super) fn object(&self, bit: u64) -> Object {
+    pub(super) fn object_at_bit(&self, bit: u64) -> Object {
         Object {
-            range: self.address(bit)..self.end(bit),
+            range: self.address_of_bit(bit)..self.object_end(bit),
         }
     }
 
     /// Address for which a bit stands.
-    pub(super) fn address(&self, bit: u64) -> u64 {
+    pub(super) fn address_of_bit(&self, bit: u64) -> u64 {
         self.range.start
             + if self.shift == WHOLE_SHIFT {
                 0

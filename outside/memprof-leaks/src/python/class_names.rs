@@ -21,8 +21,8 @@ impl Layout {
         budget: &mut u64,
     ) -> Option<String> {
         // `PyHeapTypeObject.ht_qualname` is in front of `ht_cached_keys` in all versions.
-        let name = view.field(class, self.cached_keys - 8)?;
-        let name = self.text(view, name, types)?;
+        let name = view.read_field(class, self.cached_keys - 8)?;
+        let name = self.read_text(view, name, types)?;
         let module = self.module_of_class(view, class, types, budget)?;
         Some(match module.as_str() {
             BUILTINS => name,
@@ -38,10 +38,16 @@ impl Layout {
         types: &mut PythonTypes<'_>,
         budget: &mut u64,
     ) -> Option<String> {
-        let dict = Dict::read(view, self, view.field(class, CLASS_DICT)?, types, budget)?;
+        let dict = Dict::read(
+            view,
+            self,
+            view.read_field(class, CLASS_DICT)?,
+            types,
+            budget,
+        )?;
         dict.entries.into_iter().find_map(|(key, value)| {
-            let is_module = self.text(view, key, types)? == "__module__";
-            is_module.then(|| self.text(view, value, types))?
+            let is_module = self.read_text(view, key, types)? == "__module__";
+            is_module.then(|| self.read_text(view, value, types))?
         })
     }
 }

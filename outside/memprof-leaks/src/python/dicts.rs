@@ -40,11 +40,13 @@ pub(super) struct KeyTable {
 impl KeyTable {
     /// Reads the head of a table. `None` if its fields are inconsistent.
     pub(super) fn read(view: &SnapshotMemory, layout: &Layout, table: u64) -> Option<Self> {
-        let word = |offset| view.field(table, offset);
+        let word = |offset| view.read_field(table, offset);
         Self::parse(layout.minor, [word(0)?, word(8)?, word(24)?, word(32)?])
     }
 
-    /// Parses the words 0, 1, 3 and 4 of a table. `None` if they are inconsistent.
+    /// Parses the words 0, 1, 3 and 4 of a table. `None` if they are inconsistent. The first is `dk_refcnt`. The second
+    /// is `dk_size`, or since 3.11 has the bytes `dk_log2_size`, `dk_log2_index_bytes` and `dk_kind`. `dk_nentries` is
+    /// the last one, or since 3.11 the third.
     fn parse(minor: u32, [references, form, third, fourth]: [u64; 4]) -> Option<Self> {
         let (size, index_bytes, start, stride, used) = match minor {
             ..=10 => {
@@ -59,7 +61,7 @@ impl KeyTable {
             _ => {
                 let byte = |index: u32| form >> (8 * index) & 0xff;
                 let power = |exponent: u64| 1_u64.checked_shl(exponent as u32);
-                // `DICT_KEYS_GENERAL`; else all keys are strings, which have their hash.
+                // The entries of `DICT_KEYS_GENERAL` (0) have a hash. Else all keys are strings, which have their own.
                 let stride = if byte(2) == 0 { 24 } else { 16 };
                 (power(byte(0))?, power(byte(1))?, 32, stride, third)
             }
@@ -87,9 +89,8 @@ impl KeyTable {
 }
 
 impl Dict {
-    /// Reads a dict, and takes the number of its entries from `budget`. `None` if it is no dict, shares its keys, or
-    /// cannot be read. Also `None` if it has more than [`MAX_ENTRIES`], or more than the budget has left, of which nothing
-    /// is left then.
+    /// Reads a dict, and takes 1 and the number of its entries from `budget`. `None` if it is no dict, shares its keys,
+    /// or cannot be read. Also `None` if it has more than [`MAX_ENTRIES`], or more than `budget`, which is 0 then.
     pub(super) fn read(
         view: &SnapshotMemory,
         layout: &Layout,
@@ -98,15 +99,15 @@ impl Dict {
         budget: &mut u64,
     ) -> Option<Self> {
         *budget = budget.checked_sub(1)?;
-        if !types.has_flag(dict, TypeFlag::Dict) || view.field(dict, VALUES)? != 0 {
+        if !types.has_flag(dict, TypeFlag::Dict) || view.read_field(dict, VALUES)? != 0 {
             return None;
         }
-        let table = view.field(dict, KEYS)?;
+        let table = view.read_field(dict, KEYS)?;
         let keys = KeyTable::read(view, layout, table)?;
         if keys.used > MAX_ENTRIES {
             return None;
         }
-        // Before the entries are read: those that were deleted or cannot be read cost time too.
+        // Counts all entries before they are read: those that were deleted or cannot be read also cost time.
         let left = budget.checked_sub(keys.used);
         *budget = left.unwrap_or(0);
         left?;
@@ -131,9 +132,9 @@ impl Dict {
 }
 
 impl Layout {
-    /// Reads the `str` at an address. `None` if it is none, is not compact, or is longer than a name may be; and if too many
-    /// were read already.
-    pub(super) fn text(
+    /// Reads the `str` at an address. `None` if no `str` is there, it is not compact, or it is longer than [`MAX_NAME`]
+    /// characters. Also `None` if too many were read before: each call counts in `types`.
+    pub(super) fn read_text(
         &self,
         view: &SnapshotMemory,
         object: u64,
@@ -143,7 +144,7 @@ impl Layout {
         if !types.has_flag(object, TypeFlag::Text) {
             return None;
         }
-        let text = TextForm::parse(view.field(object, 16)?, view.field(object, 32)?)?;
+        let text = TextForm::parse(view.read_field(object, 16)?, view.read_field(object, 32)?)?;
         if !text.is_compact || text.len > MAX_NAME {
             return None;
         }
@@ -177,9 +178,10 @@ pub(super) struct TextForm {
 }
 
 impl TextForm {
-    /// Parses the words at 16 and 32 of a `str`: its length and its state. `None` if they are inconsistent.
+    /// Parses the words at 16 and 32 of a `str`, its fields `length` and `state`. `None` if no character has the width
+    /// in `state`.
     pub(super) fn parse(len: u64, state: u64) -> Option<Self> {
-        // interned (2 bits), kind (3), compact, ascii.
+        // `PyASCIIObject.state`: interned (2 bits), kind (3), compact, ascii.
         let width = state >> 2 & 7;
         matches!(width, 1 | 2 | 4).then_some(Self {
             len,

@@ -30,7 +30,7 @@ impl PythonTypes<'_> {
         let mut is_usual = true;
         let mut memory = CachedReader::new(self.view);
         for object in objects.all() {
-            let Some(head) = self.gc_head(&mut memory, &object) else {
+            let Some(head) = self.find_gc_head(&mut memory, &object) else {
                 continue;
             };
             if is_usual && head - object.range.start >= USUAL_PLACES * GC_HEAD_SIZE {
@@ -42,11 +42,11 @@ impl PythonTypes<'_> {
         Ok(())
     }
 
-    /// Address of an object's `PyGC_Head`. `None` if it has none, or is in no list.
-    fn gc_head(&mut self, memory: &mut CachedReader<'_>, object: &Object) -> Option<u64> {
+    /// Address of an object's `PyGC_Head`. `None` if it has none, or the head is in no list of the collector.
+    fn find_gc_head(&mut self, memory: &mut CachedReader<'_>, object: &Object) -> Option<u64> {
         let (before, object_type) = self.find_type(memory, object)?;
         let head = object.range.start + before.checked_sub(GC_HEAD_SIZE)?;
-        let is_head = object_type.has(TypeFlag::Collected) && is_linked(memory, head)?;
+        let is_head = object_type.has_flag(TypeFlag::Collected) && is_linked(memory, head)?;
         is_head.then_some(head)
     }
 }
@@ -57,13 +57,13 @@ impl PythonTypes<'_> {
 /// While a collection counts references, the objects that it examines have no pointers to previous ones. Then a number
 /// stands there, of no more references than the object has. `None` if the words cannot be read.
 fn is_linked(memory: &mut CachedReader<'_>, head: u64) -> Option<bool> {
-    let next = memory.word(head)? & !LINK_FLAGS;
-    let previous = memory.word(head + PREVIOUS_OFFSET)?;
+    let next = memory.read_word(head)? & !LINK_FLAGS;
+    let previous = memory.read_word(head + PREVIOUS_OFFSET)?;
     if next == 0 {
         return Some(false);
     }
     let points_here = |memory: &CachedReader<'_>, link: Option<u64>| {
-        let word = link.and_then(|link| memory.uncached_word(link));
+        let word = link.and_then(|link| memory.word_without_caching(link));
         word.is_some_and(|word| word & !LINK_FLAGS == head)
     };
     if points_here(memory, next.checked_add(PREVIOUS_OFFSET)) {

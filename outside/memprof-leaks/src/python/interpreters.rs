@@ -52,7 +52,7 @@ impl Interpreters {
             return Ok(None);
         };
         let layout = Layout::find(view, &runtime, version)?;
-        let head = view.field(runtime.start, layout.interpreters);
+        let head = view.read_field(runtime.start, layout.interpreters);
         let mut next = head.ok_or("its _PyRuntime cannot be read")?;
         if next == 0 {
             return Ok(None);
@@ -71,7 +71,7 @@ impl Interpreters {
                 break;
             }
             found.add_interpreter(view, next, &mut types);
-            next = view.field(next, layout.next).unwrap_or_default();
+            next = view.read_field(next, layout.next).unwrap_or_default();
         }
         found.has_more = next != 0;
         match found.modules.is_empty() {
@@ -81,7 +81,7 @@ impl Interpreters {
     }
 
     /// Reader of the types of the interpreters' objects.
-    pub(crate) fn types<'a>(&self, view: &'a SnapshotMemory) -> PythonTypes<'a> {
+    pub(crate) fn new_type_reader<'a>(&self, view: &'a SnapshotMemory) -> PythonTypes<'a> {
         PythonTypes::new(view, Some(self.layout), self.pools.clone())
     }
 
@@ -99,7 +99,7 @@ impl Interpreters {
     }
 
     /// `CPython`'s minor version: 8 for 3.8.
-    pub(crate) fn minor(&self) -> u32 {
+    pub(crate) fn minor_version(&self) -> u32 {
         self.layout.minor
     }
 
@@ -109,17 +109,18 @@ impl Interpreters {
     }
 
     /// Adds an interpreter and the local variables of its threads, if the first [`MAX_SEARCHED_MODULES`] entries of its
-    /// `sys.modules` contain the module `sys`. `state` is the address of its `PyInterpreterState`.
+    /// `sys.modules` contain the module `sys`; else counts it as unreadable. `state` is the address of its
+    /// `PyInterpreterState`.
     fn add_interpreter(&mut self, view: &SnapshotMemory, state: u64, types: &mut PythonTypes<'_>) {
         let layout = self.layout;
-        let modules = view.field(state, layout.modules).filter(|modules| {
+        let modules = view.read_field(state, layout.modules).filter(|modules| {
             let mut budget = u64::MAX;
             let dict = Dict::read(view, &layout, *modules, types, &mut budget);
             let entries = dict.iter().flat_map(|dict| &dict.entries);
             let mut entries = entries.take(MAX_SEARCHED_MODULES);
             entries.any(|(key, value)| {
                 let is_sys = layout
-                    .text(view, *key, types)
+                    .read_text(view, *key, types)
                     .is_some_and(|name| name == "sys");
                 is_sys && types.is_module(*value)
             })
@@ -132,25 +133,26 @@ impl Interpreters {
         let Some([own_id, chunk]) = layout.thread_frames else {
             return;
         };
-        let mut thread = view.field(state, layout.threads).unwrap_or_default();
+        let mut thread = view.read_field(state, layout.threads).unwrap_or_default();
         for _ in 0..MAX_CHUNKS {
             if thread == 0 {
                 break;
             }
-            self.add_frames(view, thread, own_id, chunk);
+            self.add_frame_memory(view, thread, own_id, chunk);
             // `PyThreadState.next`, in all versions with chunks.
-            thread = view.field(thread, 8).unwrap_or_default();
+            thread = view.read_field(thread, 8).unwrap_or_default();
         }
     }
 
     /// Adds the memory of a thread's chunks, which hold the local variables of its functions. Stops at a chunk of
     /// impossible size, or when [`MAX_CHUNKS`] are found. `own_id` and `chunk` are the offsets in
     /// [`Layout::thread_frames`].
-    fn add_frames(&mut self, view: &SnapshotMemory, thread: u64, own_id: u64, chunk: u64) {
-        let id = view.field(thread, own_id).unwrap_or_default();
-        let mut chunk = view.field(thread, chunk).unwrap_or_default();
+    fn add_frame_memory(&mut self, view: &SnapshotMemory, thread: u64, own_id: u64, chunk: u64) {
+        let id = view.read_field(thread, own_id).unwrap_or_default();
+        let mut chunk = view.read_field(thread, chunk).unwrap_or_default();
         while self.frames.len() < MAX_CHUNKS {
-            let size = view.field(chunk, 8).unwrap_or_default();
+            // `_PyStackChunk.size`; `previous` is the first field.
+            let size = view.read_field(chunk, 8).unwrap_or_default();
             if chunk == 0 || !(1..=MAX_CHUNK_SIZE).contains(&size) {
                 return;
             }
@@ -158,7 +160,7 @@ impl Interpreters {
                 range: chunk..chunk.saturating_add(size),
                 thread: id,
             });
-            chunk = view.word(chunk).unwrap_or_default();
+            chunk = view.read_word(chunk).unwrap_or_default();
         }
     }
 }
@@ -172,6 +174,6 @@ fn find_runtime_symbols(view: &SnapshotMemory) -> Option<(Range<u64>, Option<u64
     loaded.into_iter().find_map(|base| {
         let image = LibraryImage::read(&memory, base).ok()?;
         let runtime = image.symbol_range("_PyRuntime")?;
-        Some((runtime, image.symbol("Py_Version")))
+        Some((runtime, image.symbol_address("Py_Version")))
     })
 }

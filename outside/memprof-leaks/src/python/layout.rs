@@ -117,7 +117,9 @@ impl Layout {
                 || "the layout of this version is unknown (known: 3.8 to 3.14)".to_owned();
             return known.map(|(_, layout)| *layout).ok_or_else(unknown);
         };
-        let version = view.word(version).ok_or("its version cannot be read")? as u32;
+        let version = view
+            .read_word(version)
+            .ok_or("its version cannot be read")? as u32;
         let (major, minor) = (version >> 24, version >> 16 & 0xff);
         let is_final = version >> 4 & 0xf == 0xf;
         match version >> 16 {
@@ -135,8 +137,8 @@ impl Layout {
         }
     }
 
-    /// Reads the layout from `_Py_DebugOffsets`, whose form is `table`. The error is the reason why it is unknown, such as a build
-    /// without the GIL.
+    /// Reads the offsets that differ between releases from `_Py_DebugOffsets`, whose form is `table`; the others have not
+    /// changed since 3.12. The error is the reason why the layout is unknown, such as a build without the GIL.
     fn from_debug_offsets(
         view: &SnapshotMemory,
         runtime: u64,
@@ -147,8 +149,9 @@ impl Layout {
         const RUNTIME: u64 = 3;
         const INTERPRETER: u64 = RUNTIME + 3;
         let thread = INTERPRETER + table.interpreter;
+        // The structure begins with a cookie, the version, and whether the build is without the GIL.
         let word = |index: u64| {
-            let word = view.field(runtime, 8 * index);
+            let word = view.read_field(runtime, 8 * index);
             word.ok_or("its _PyRuntime cannot be read")
         };
         if word(0)? != COOKIE || word(1)? != u64::from(version) {
@@ -167,6 +170,7 @@ impl Layout {
             next: offset(INTERPRETER + 2)?,
             threads: offset(INTERPRETER + 3)?,
             modules: offset(INTERPRETER + table.modules)?,
+            // `thread_id` and `datastack_chunk`.
             thread_frames: Some([offset(thread + 5)?, offset(thread + 7)?]),
             ..V3_12
         })

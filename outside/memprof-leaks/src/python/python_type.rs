@@ -65,13 +65,13 @@ const BUILTIN_NAMES: [(&str, Builtin); 16] = [
 pub(super) struct BuiltinBases(u8);
 
 impl BuiltinBases {
-    /// Returns the type of that name. Empty if no built-in type has it.
+    /// Returns the built-in type of that name; empty if none of [`BUILTIN_NAMES`] has it.
     fn from_name(name: &str) -> Self {
         let known = BUILTIN_NAMES.iter().find(|(known, _)| *known == name);
         Self(known.map_or(0, |(_, builtin)| 1 << *builtin as u8))
     }
 
-    /// Those of both.
+    /// Returns the bases that are in either of both.
     pub(super) fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
@@ -125,38 +125,39 @@ impl PythonType {
         let head = TypeHead::read(view, address)?;
         let size = |offset| Some(head.word(offset)).filter(|size| *size <= MAX_BASIC_SIZE);
         let flags = head.word(FLAGS_OFFSET);
-        let layout = layout.filter(|_| is_class(flags));
+        let layout = layout.filter(|_| is_heap_type(flags));
         Some(Self {
             name: read_name(view, head.word(NAME_OFFSET))?.into(),
             flags,
             basic_size: size(BASIC_SIZE_OFFSET)?,
             item_size: size(ITEM_SIZE_OFFSET)?,
             dict: dict_offset(head.word(DICT_OFFSET), flags),
-            cached_keys: layout.and_then(|layout| view.field(address, layout.cached_keys)),
+            cached_keys: layout.and_then(|layout| view.read_field(address, layout.cached_keys)),
             bases,
         })
     }
 
-    /// Whether it is such a type, or a subtype of one.
+    /// Whether this type is `builtin`, or a subtype of it.
     pub(crate) fn is_a(&self, builtin: Builtin) -> bool {
         self.bases.0 >> builtin as u8 & 1 != 0
     }
 
-    pub(crate) fn has(&self, flag: TypeFlag) -> bool {
+    pub(crate) fn has_flag(&self, flag: TypeFlag) -> bool {
         self.flags >> flag as u32 & 1 != 0
     }
 
     /// Bytes in front of an object: one of [`PREFIX_SIZES`](super::types::PREFIX_SIZES). If `minor` is `None`, the
     /// version is not known, and what precedes the `PyGC_Head` does not count.
-    pub(crate) fn prefix(&self, minor: Option<u32>) -> u64 {
+    pub(crate) fn prefix_size(&self, minor: Option<u32>) -> u64 {
         let has_pointers = match minor {
             Some(12..) => {
-                self.has(TypeFlag::ManagedDict) || self.has(TypeFlag::ManagedWeakReference)
+                self.has_flag(TypeFlag::ManagedDict)
+                    || self.has_flag(TypeFlag::ManagedWeakReference)
             }
-            Some(11) => self.has(TypeFlag::ManagedDict),
+            Some(11) => self.has_flag(TypeFlag::ManagedDict),
             _ => false,
         };
-        let head = if self.has(TypeFlag::Collected) {
+        let head = if self.has_flag(TypeFlag::Collected) {
             GC_HEAD_SIZE
         } else {
             0
@@ -165,8 +166,8 @@ impl PythonType {
     }
 }
 
-/// Whether the program has made a type with these flags.
-fn is_class(flags: u64) -> bool {
+/// Whether a type with these flags is a heap type, one that the program has made.
+fn is_heap_type(flags: u64) -> bool {
     flags >> TypeFlag::Heap as u32 & 1 != 0
 }
 
@@ -180,7 +181,7 @@ impl TypeHead {
         (view.read(address, &mut bytes) == HEAD_SIZE).then_some(Self(bytes))
     }
 
-    /// Word at an offset below [`HEAD_SIZE`] less 8.
+    /// Returns the word at an offset. Panics unless all its bytes are below [`HEAD_SIZE`].
     fn word(&self, offset: u64) -> u64 {
         let offset = offset as usize;
         let bytes = self.0[offset..offset + 8].try_into();
@@ -188,23 +189,27 @@ impl TypeHead {
     }
 }
 
-/// Whether the type of what is at an address is a metatype: the type of its type is `type`, its own type.
+/// Whether a type is at an address: the type of its type is `type`, which is its own type.
 pub(super) fn is_type_at(view: &SnapshotMemory, address: u64) -> bool {
     let is_type = || {
-        let above = view.field(address, TYPE_OFFSET)?;
-        let topmost = view.field(above, TYPE_OFFSET)?;
-        let is_its_own = view.field(topmost, TYPE_OFFSET)? == topmost;
-        let name = is_its_own.then(|| read_name(view, view.field(topmost, NAME_OFFSET)?))??;
+        let above = view.read_field(address, TYPE_OFFSET)?;
+        let topmost = view.read_field(above, TYPE_OFFSET)?;
+        let is_its_own = view.read_field(topmost, TYPE_OFFSET)? == topmost;
+        let name =
+            is_its_own.then(|| read_name(view, view.read_field(topmost, NAME_OFFSET)?))??;
         Some(name == "type")
     };
     is_type() == Some(true)
 }
 
-/// The built-in type that the type at an address itself is, and the address of the one of which it is a subtype. `None`
-/// if it cannot be read.
-pub(super) fn read_base(view: &SnapshotMemory, address: u64) -> Option<(BuiltinBases, u64)> {
+/// Reads the type at an address: the built-in type that it is itself, if any, and the address of the type of which it
+/// is a subtype (`tp_base`; 0 if there is none). `None` if it cannot be read.
+pub(super) fn read_builtin_and_base(
+    view: &SnapshotMemory,
+    address: u64,
+) -> Option<(BuiltinBases, u64)> {
     let head = TypeHead::read(view, address)?;
-    let own = if is_class(head.word(FLAGS_OFFSET)) {
+    let own = if is_heap_type(head.word(FLAGS_OFFSET)) {
         BuiltinBases::default()
     } else {
         BuiltinBases::from_name(&read_name(view, head.word(NAME_OFFSET))?)

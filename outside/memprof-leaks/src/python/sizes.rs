@@ -24,7 +24,7 @@ pub(crate) struct ObjectSize {
 
 /// Size of the object at an address, whose type is `class`, and addresses and sizes of its tables: of a list, a dict, a
 /// set, a bytearray, or a class's cached keys. A table of keys that several dicts share counts 0 bytes. `None` if the
-/// fields of the object are inconsistent.
+/// fields of the object are inconsistent or cannot be read.
 pub(crate) fn size_of_object(
     view: &SnapshotMemory,
     memory: &mut CachedReader<'_>,
@@ -33,7 +33,7 @@ pub(crate) fn size_of_object(
     class: &PythonType,
 ) -> Option<ObjectSize> {
     let layout = &interpreters.layout;
-    let mut word = |offset: u64| memory.word(object.checked_add(offset)?);
+    let mut word = |offset: u64| memory.read_word(object.checked_add(offset)?);
     let own = class.basic_size;
     let whole = |elements: Option<u64>| {
         let own = own.checked_add(elements?)?;
@@ -44,15 +44,16 @@ pub(crate) fn size_of_object(
         let tables = [Some((table, size?)), None];
         Some(ObjectSize { own, tables })
     };
-    if class.has(TypeFlag::Long) {
+    if class.has_flag(TypeFlag::Long) {
         let digits = match layout.minor {
-            // The sign is that of the number of digits.
+            // `ob_size`: the number of digits, with the sign of the value.
             ..=11 => word(16)?.cast_signed().unsigned_abs(),
+            // `lv_tag`: flags in the lowest three bits.
             _ => (word(16)? >> 3).max(1),
         };
         return whole(digits.checked_mul(class.item_size));
     }
-    if class.has(TypeFlag::Text) {
+    if class.has_flag(TypeFlag::Text) {
         let text = TextForm::parse(word(16)?, word(32)?)?;
         let head = match (text.is_compact, text.is_ascii) {
             (true, true) => layout.text_ascii,
@@ -64,10 +65,12 @@ pub(crate) fn size_of_object(
         let own = head.checked_add(chars)?;
         return Some(ObjectSize { own, tables });
     }
-    if class.has(TypeFlag::List) {
+    if class.has_flag(TypeFlag::List) {
+        // `ob_item` and `allocated`.
         return with_table(word(24)?, word(32)?.checked_mul(8));
     }
-    if class.has(TypeFlag::Dict) {
+    if class.has_flag(TypeFlag::Dict) {
+        // `ma_keys` and `ma_values`.
         let (table, values) = (word(32)?, word(40)?);
         let keys = KeyTable::read(view, layout, table)?;
         // A table of keys that several dicts share belongs to the class.
@@ -84,7 +87,7 @@ pub(crate) fn size_of_object(
         let tables = [Some((table, keys_size)), Some((values, values_size))];
         return Some(ObjectSize { own, tables });
     }
-    if class.has(TypeFlag::Class) {
+    if class.has_flag(TypeFlag::Class) {
         let keys = word(layout.cached_keys)?;
         let is_made_by_program = word(FLAGS_OFFSET)? >> TypeFlag::Heap as u32 & 1 != 0;
         return match is_made_by_program && keys != 0 {
@@ -100,20 +103,23 @@ pub(crate) fn size_of_object(
         };
     }
     if class.is_a(Builtin::ByteArray) {
+        // `ob_bytes` and `ob_alloc`.
         return with_table(word(32)?, Some(word(24)?));
     }
-    // Since 3.12 a generator has no field with the number of its local variables; its block does.
+    // Since 3.12 a generator has no field with the number of its local variables: it counts to the end of its block.
     if class.is_a(Builtin::Generator) && layout.minor >= 12 {
         return whole(Some(u64::MAX - own));
     }
     match class.item_size {
         0 => whole(Some(0)),
+        // `ob_size`.
         size => whole(word(16)?.cast_signed().unsigned_abs().checked_mul(size)),
     }
 }
 
-/// Parts of an object's tables that have its elements: a list's, a dict's, a set's, a class's, or the values of its attributes.
-/// Behind them, there may be pointers of what was there before. `None` for each table that it does not have.
+/// Address ranges of the used parts of the tables that an object owns, whose type is `class`: of a list, a dict, a set,
+/// a class's cached keys, or the values of its attributes (3.11 and 3.12). The memory behind them may have pointers
+/// that were stored there before. `None` for a table that the object does not have, or that cannot be read.
 pub(crate) fn elements_of_object(
     view: &SnapshotMemory,
     memory: &mut CachedReader<'_>,
@@ -122,17 +128,19 @@ pub(crate) fn elements_of_object(
     class: &PythonType,
 ) -> [Option<Range<u64>>; 2] {
     let layout = &interpreters.layout;
-    let mut word = |offset: i64| memory.word(object.checked_add_signed(offset)?);
+    let mut word = |offset: i64| memory.read_word(object.checked_add_signed(offset)?);
     let elements = |start: Option<u64>, size: Option<u64>| {
         let start = start.filter(|start| *start != 0)?;
         Some(start..start.checked_add(size?)?)
     };
     let keys = |table: Option<u64>| KeyTable::read(view, layout, table?);
-    if class.has(TypeFlag::List) {
+    if class.has_flag(TypeFlag::List) {
+        // `ob_size` and `ob_item`.
         let size = word(16).and_then(|count| count.checked_mul(8));
         return [elements(word(24), size), None];
     }
-    if class.has(TypeFlag::Dict) {
+    if class.has_flag(TypeFlag::Dict) {
+        // `ma_keys` and `ma_values`.
         let (table, values) = (word(32), word(40));
         let form = keys(table);
         // `PyDictValues` of 3.13 has a word before them.
@@ -141,7 +149,7 @@ pub(crate) fn elements_of_object(
         let used = form.and_then(|form| form.size_of_used());
         return [elements(table, used), elements(values, size)];
     }
-    if class.has(TypeFlag::Class) {
+    if class.has_flag(TypeFlag::Class) {
         let table = word(layout.cached_keys.cast_signed());
         let used = keys(table).and_then(|form| form.size_of_used());
         return [elements(table, used), None];
@@ -153,10 +161,11 @@ pub(crate) fn elements_of_object(
         let size = entries.and_then(|entries| entries.checked_mul(SET_ENTRY));
         return [elements(table, size), None];
     }
-    if !class.has(TypeFlag::ManagedDict) {
+    if !class.has_flag(TypeFlag::ManagedDict) {
         return [None, None];
     }
-    // 3.12 has one word for the dict or, with a set bit, one below the values.
+    // In front of the object, 3.11 has the address of the values. 3.12 has one word: the address of the dict, or that
+    // of the values less 1, which is odd.
     let values = match layout.minor {
         11 => word(-32),
         12 => word(-24).filter(|word| word & 1 != 0),

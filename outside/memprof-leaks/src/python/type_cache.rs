@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use super::layout::Layout;
-use super::python_type::{BuiltinBases, PythonType, is_type_at, read_base};
+use super::python_type::{BuiltinBases, PythonType, is_type_at, read_builtin_and_base};
 use crate::snapshot_memory::SnapshotMemory;
 
 /// Most bytes of the types in the cache, with their names. A full cache is cleared; a large program has some ten thousand
@@ -54,7 +54,7 @@ impl TypeCache {
     }
 
     /// Warning about the types that were not read. `None` if all were.
-    pub(super) fn warning(&self) -> Option<String> {
+    pub(super) fn unread_types_warning(&self) -> Option<String> {
         (self.refused > 0).then(|| {
             format!(
                 "only {MAX_READ_TYPES} types of Python were read: objects of further ones are shown without their type, and \
@@ -63,8 +63,8 @@ impl TypeCache {
         })
     }
 
-    /// Type at an address, and whether its name is complete; reads it unless it is in the cache. `None` if there is none,
-    /// or no more are read.
+    /// Returns the type at an address, and whether [`complete_name`](Self::complete_name) was called for it. Reads the
+    /// type unless it is in the cache. `None` if no type is there, or [`MAX_READ_TYPES`] were read.
     pub(super) fn get_or_read(
         &mut self,
         view: &SnapshotMemory,
@@ -78,7 +78,7 @@ impl TypeCache {
             return None;
         }
         let is_type = is_type_at(view, address);
-        if is_type && !self.charge() {
+        if is_type && !self.charge_read() {
             return None;
         }
         let bases = is_type.then(|| self.builtin_bases(view, address));
@@ -90,7 +90,7 @@ impl TypeCache {
             self.others.insert(address);
             return None;
         };
-        self.reserve(size_of::<(u64, CachedType)>() + found.name.len());
+        self.reserve_bytes(size_of::<(u64, CachedType)>() + found.name.len());
         let cached = CachedType {
             python_type: found.clone(),
             is_named: false,
@@ -99,10 +99,10 @@ impl TypeCache {
         Some((found, false))
     }
 
-    /// Completes the name of the type at an address; `None` if its name is complete. Does nothing if it was dropped from the
-    /// cache meanwhile.
+    /// Sets the name of the type at an address, and counts it as complete; `None` keeps the name that it has. Sets
+    /// nothing if the type was dropped from the cache meanwhile.
     pub(super) fn complete_name(&mut self, address: u64, name: Option<Rc<str>>) {
-        self.reserve(name.as_ref().map_or(0, |name| name.len()));
+        self.reserve_bytes(name.as_ref().map_or(0, |name| name.len()));
         if let Some(cached) = self.types.get_mut(&address) {
             cached.is_named = true;
             if let Some(name) = name {
@@ -112,7 +112,7 @@ impl TypeCache {
     }
 
     /// Counts `bytes` more of types. Clears a full cache.
-    fn reserve(&mut self, bytes: usize) {
+    fn reserve_bytes(&mut self, bytes: usize) {
         self.bytes += bytes;
         if self.bytes > MAX_CACHED_BYTES {
             self.types.clear();
@@ -120,8 +120,8 @@ impl TypeCache {
         }
     }
 
-    /// The interpreter's own types of which the type at an address is a subtype, or that it is. Those beyond [`MAX_BASES`]
-    /// types are not found.
+    /// The interpreter's own types of which the type at an address is a subtype, or that it is. Misses those beyond
+    /// [`MAX_BASES`] types, and those beyond the budget of reads.
     fn builtin_bases(&mut self, view: &SnapshotMemory, address: u64) -> BuiltinBases {
         let mut found = BuiltinBases::default();
         let mut chain = Vec::new();
@@ -131,10 +131,10 @@ impl TypeCache {
                 found = *known;
                 break true;
             }
-            if chain.len() >= MAX_BASES || !self.charge() {
+            if chain.len() >= MAX_BASES || !self.charge_read() {
                 break false;
             }
-            let Some((own, base)) = read_base(view, next) else {
+            let Some((own, base)) = read_builtin_and_base(view, next) else {
                 break true;
             };
             chain.push((next, own));
@@ -142,7 +142,7 @@ impl TypeCache {
         };
         for (address, own) in chain.into_iter().rev() {
             found = found.union(own);
-            // Else what it is depends on where the search began.
+            // The result of a search that ended early depends on where it began.
             if is_whole {
                 self.bases.insert(address, found);
             }
@@ -150,8 +150,8 @@ impl TypeCache {
         found
     }
 
-    /// Counts a type that is to be read. Returns whether it may be.
-    fn charge(&mut self) -> bool {
+    /// Takes one read of a type or a base from the budget. If nothing is left, counts a refused read and returns false.
+    fn charge_read(&mut self) -> bool {
         let left = self.budget.checked_sub(1);
         self.budget = left.unwrap_or(0);
         self.refused += u64::from(left.is_none());
@@ -159,7 +159,7 @@ impl TypeCache {
     }
 
     /// Number of attempts to read a type or a base that failed because of the budget.
-    pub(super) fn refused(&self) -> u64 {
+    pub(super) fn refused_reads(&self) -> u64 {
         self.refused
     }
 }

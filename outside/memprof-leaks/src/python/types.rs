@@ -64,8 +64,8 @@ pub(crate) struct PythonTypes<'a> {
 }
 
 impl<'a> PythonTypes<'a> {
-    /// Types of the objects of a `CPython`. `layout` is `None` if that of its version is not known; `pools` are the
-    /// addresses of its pools.
+    /// Creates a reader of the types of a `CPython`'s objects, with an empty cache. `layout` is `None` if that of its
+    /// version is not known; `pools` are the addresses of its pools, sorted.
     pub(super) fn new(
         view: &'a SnapshotMemory,
         layout: Option<Layout>,
@@ -83,7 +83,8 @@ impl<'a> PythonTypes<'a> {
         }
     }
 
-    /// Reader for an interpreter of unknown layout. `None` if neither one nor its library is mapped.
+    /// Creates a reader for an interpreter of unknown layout. `None` if neither an interpreter nor its library is
+    /// mapped.
     pub(crate) fn without_layout(view: &'a SnapshotMemory) -> Option<Self> {
         let is_python = |name: &str| {
             let file = name.rsplit('/').next().unwrap_or(name);
@@ -94,7 +95,7 @@ impl<'a> PythonTypes<'a> {
     }
 
     /// `CPython`'s minor version, 8 for 3.8. `None` if its layout is unknown.
-    fn minor(&self) -> Option<u32> {
+    fn minor_version(&self) -> Option<u32> {
         self.layout.map(|layout| layout.minor)
     }
 
@@ -109,27 +110,28 @@ impl<'a> PythonTypes<'a> {
         if object == 0 || !object.is_multiple_of(8) {
             return None;
         }
-        self.type_at(self.view.word(object.checked_add(TYPE_OFFSET)?)?)
+        self.type_at(self.view.read_word(object.checked_add(TYPE_OFFSET)?)?)
     }
 
     /// Name of the type of the Python object at an address. `None` if there is none.
-    pub(super) fn class_of(&mut self, object: u64) -> Option<Rc<str>> {
+    pub(super) fn class_name_of(&mut self, object: u64) -> Option<Rc<str>> {
         Some(self.type_of(object)?.name)
     }
 
     /// Whether the object at an address is of a type with that flag.
     pub(super) fn has_flag(&mut self, object: u64, flag: TypeFlag) -> bool {
-        self.type_of(object).is_some_and(|found| found.has(flag))
+        self.type_of(object)
+            .is_some_and(|found| found.has_flag(flag))
     }
 
-    /// Counts a name that is to be read. `None` if no more may be.
+    /// Counts a name that is to be read. `None` if [`MAX_NAMES`] were read.
     pub(super) fn charge_name(&mut self) -> Option<()> {
         self.names_left = self.names_left.checked_sub(1)?;
         Some(())
     }
 
-    /// Whether as many names were read as may be.
-    pub(super) fn are_names_read(&self) -> bool {
+    /// Whether [`MAX_NAMES`] names were read.
+    pub(super) fn is_name_budget_used_up(&self) -> bool {
         self.names_left == 0
     }
 
@@ -152,12 +154,13 @@ impl<'a> PythonTypes<'a> {
 
     /// Warning about types that this reader has not read. `None` if it has read all.
     pub(crate) fn type_warning(&self) -> Option<String> {
-        self.cache.warning()
+        self.cache.unread_types_warning()
     }
 
-    /// Number of types that were not read so far because too many were. One that several objects have counts for each.
+    /// Number of reads of types that were refused so far, because too many types were read. A type that several objects
+    /// have counts for each of them.
     pub(crate) fn unread_types(&self) -> u64 {
-        self.cache.refused()
+        self.cache.refused_reads()
     }
 
     /// Name of the type of an object. `None` if it is no Python object.
@@ -181,30 +184,32 @@ impl<'a> PythonTypes<'a> {
         object: &Object,
     ) -> Option<u64> {
         let Some((before, object_type)) = self.find_type(memory, object) else {
-            return self.is_dead(memory, object).then_some(object.range.start);
+            return self
+                .is_freed_object(memory, object)
+                .then_some(object.range.start);
         };
         let start = object.range.start + before;
-        let is_collected = object_type.has(TypeFlag::Collected);
+        let is_collected = object_type.has_flag(TypeFlag::Collected);
         let is_plain = object_type.is_a(Builtin::Number)
-            || object_type.has(TypeFlag::Bytes)
-            || object_type.has(TypeFlag::Text)
-                && memory.word(start + TEXT_STATE_OFFSET)? & COMPACT_ASCII == COMPACT_ASCII;
+            || object_type.has_flag(TypeFlag::Bytes)
+            || object_type.has_flag(TypeFlag::Text)
+                && memory.read_word(start + TEXT_STATE_OFFSET)? & COMPACT_ASCII == COMPACT_ASCII;
         if object_type.is_a(Builtin::WeakReference) || is_plain && !is_collected {
             return Some(object.range.start);
         }
         // A set has a table of its own at first, whose pointers stay when it takes a larger one.
         if object_type.is_a(Builtin::Set) && object_type.basic_size == SET_SIZE {
             let own_table = start + SET_OWN_TABLE;
-            let is_own = memory.word(start + SET_TABLE)? == own_table;
+            let is_own = memory.read_word(start + SET_TABLE)? == own_table;
             return (!is_own).then_some(own_table);
         }
         let elements = match object_type.item_size {
             0 => 0,
             // Subtypes may have more fields than their length says, as `os.stat_result` has.
-            _ if &*object_type.name == "tuple" => memory.word(start + LENGTH_OFFSET)?,
+            _ if &*object_type.name == "tuple" => memory.read_word(start + LENGTH_OFFSET)?,
             _ => return None,
         };
-        let has_values_behind = object_type.has(TypeFlag::InlineValues);
+        let has_values_behind = object_type.has_flag(TypeFlag::InlineValues);
         let size = elements
             .checked_mul(8)?
             .checked_add(object_type.basic_size)?;
@@ -221,7 +226,10 @@ impl<'a> PythonTypes<'a> {
         let (before, object_type) = self.find_type(memory, object)?;
         let pointer = (object.range.start + before).checked_add_signed(object_type.dict?)?;
         let is_inside = object.range.contains(&pointer);
-        Some((object_type.name, is_inside.then(|| memory.word(pointer))??))
+        Some((
+            object_type.name,
+            is_inside.then(|| memory.read_word(pointer))??,
+        ))
     }
 
     /// Returns the address of the table that belongs to a dict alone: its keys, or its values if it shares the keys with
@@ -236,46 +244,46 @@ impl<'a> PythonTypes<'a> {
         if &*object_type.name != DICT_TYPE || start + VALUES_OFFSET >= dict.range.end {
             return None;
         }
-        match memory.word(start + VALUES_OFFSET)? {
-            0 => memory.word(start + KEYS_OFFSET),
+        match memory.read_word(start + VALUES_OFFSET)? {
+            0 => memory.read_word(start + KEYS_OFFSET),
             values => Some(values),
         }
     }
 
-    /// Whether an object has a type, but no references, as one that the interpreter has freed but keeps for reuse.
-    fn is_dead(&mut self, memory: &mut CachedReader<'_>, object: &Object) -> bool {
+    /// Whether an object has a type but a reference count of 0: the interpreter has freed it, but keeps it for reuse.
+    fn is_freed_object(&mut self, memory: &mut CachedReader<'_>, object: &Object) -> bool {
         let head = debug_head_size(memory, object);
         PREFIX_SIZES.into_iter().any(|before| {
             let start = object.range.start + head + before;
             let is_inside = start + MIN_OBJECT_SIZE <= object.range.end;
-            let is_unreferenced = is_inside && memory.word(start) == Some(0);
+            let is_unreferenced = is_inside && memory.read_word(start) == Some(0);
             let class = is_unreferenced
-                .then(|| memory.word(start + TYPE_OFFSET))
+                .then(|| memory.read_word(start + TYPE_OFFSET))
                 .flatten();
             let found = class.and_then(|class| self.type_at(class));
-            found.is_some_and(|found| found.prefix(self.minor()) == before)
+            found.is_some_and(|found| found.prefix_size(self.minor_version()) == before)
         })
     }
 
-    /// Finds the type of an object. Returns also the bytes in front of the Python object, with those of debug hooks. `None` if it is no
-    /// Python object.
+    /// Finds the type of an object. Also returns the bytes in front of the Python object, with those of debug hooks.
+    /// `None` if it is no Python object, or if its type cannot be read.
     pub(crate) fn find_type(
         &mut self,
         memory: &mut CachedReader<'_>,
         object: &Object,
     ) -> Option<(u64, PythonType)> {
-        let minor = self.minor();
+        let minor = self.minor_version();
         let head = debug_head_size(memory, object);
         PREFIX_SIZES.into_iter().find_map(|before| {
             let start = object.range.start + head + before;
             if start + MIN_OBJECT_SIZE > object.range.end
-                || !may_be_reference_count(memory.word(start)?, minor)
+                || !may_be_reference_count(memory.read_word(start)?, minor)
             {
                 return None;
             }
-            let address = memory.word(start + TYPE_OFFSET)?;
+            let address = memory.read_word(start + TYPE_OFFSET)?;
             let object_type = self.type_at(address)?;
-            let is_there = minor.is_none() || object_type.prefix(minor) == before;
+            let is_there = minor.is_none() || object_type.prefix_size(minor) == before;
             is_there.then_some((head + before, object_type))
         })
     }
@@ -288,11 +296,13 @@ impl<'a> PythonTypes<'a> {
         }
         let (mut found, is_named) = self.cache.get_or_read(self.view, self.layout, address)?;
         // The name of a part of another class's name is not needed, and such parts may form a long chain.
-        if is_named || self.is_naming || !found.has(TypeFlag::Heap) {
+        if is_named || self.is_naming || !found.has_flag(TypeFlag::Heap) {
             return Some(found);
         }
         self.is_naming = true;
-        let name = self.class_name(address, &found.name).map(Rc::from);
+        let name = self
+            .qualified_class_name(address, &found.name)
+            .map(Rc::from);
         self.is_naming = false;
         self.cache.complete_name(address, name.clone());
         found.name = name.unwrap_or(found.name);
@@ -301,11 +311,11 @@ impl<'a> PythonTypes<'a> {
 
     /// Name of the class at an address, with its module. `own` is the name that its type has. `None` if `own` has the
     /// module already, or the module is not known.
-    fn class_name(&mut self, address: u64, own: &str) -> Option<String> {
+    fn qualified_class_name(&mut self, address: u64, own: &str) -> Option<String> {
         let layout = self.layout.filter(|_| !own.contains('.'))?;
         let mut budget = self.name_budget;
         let name = layout.class_name(self.view, address, self, &mut budget);
-        let is_late = self.are_names_read() || budget == 0;
+        let is_late = self.is_name_budget_used_up() || budget == 0;
         self.unnamed_classes += u64::from(name.is_none() && is_late);
         self.name_budget = budget;
         name
@@ -320,7 +330,7 @@ fn debug_head_size(memory: &mut CachedReader<'_>, object: &Object) -> u64 {
     const MAX_HEADS: u64 = 2;
     let mut is_head = |number: &u64| {
         let second = object.range.start + number * DEBUG_HEAD_SIZE + 8;
-        let word = (second + 8 <= object.range.end).then(|| memory.word(second));
+        let word = (second + 8 <= object.range.end).then(|| memory.read_word(second));
         let is_letter = |word: u64| matches!(word as u8, b'o' | b'm' | b'r');
         word.flatten()
             .is_some_and(|word| word >> 8 == FORBIDDEN && is_letter(word))
@@ -346,7 +356,7 @@ fn may_be_reference_count(word: u64, minor: Option<u32>) -> bool {
 /// Reference count of the Python object at `start`; 0 for an immortal one, whose references are not counted, and if it
 /// cannot be read.
 pub(crate) fn reference_count(memory: &mut CachedReader<'_>, start: u64) -> u32 {
-    let count = memory.word(start).unwrap_or_default() as u32;
+    let count = memory.read_word(start).unwrap_or_default() as u32;
     if count < MIN_IMMORTAL_COUNT { count } else { 0 }
 }
 

@@ -133,7 +133,7 @@ pub(crate) fn find_variables<'a>(
     };
     for modules in &interpreters.modules {
         for (name, module) in search
-            .dict(*modules)
+            .read_dict(*modules)
             .map_or(Vec::new(), |dict| dict.entries)
         {
             search.add_module(name, module);
@@ -143,40 +143,41 @@ pub(crate) fn find_variables<'a>(
 }
 
 impl VariableSearch<'_, '_> {
-    /// Reads a dict. `None` if it is none, is too large, or too much was read already.
-    fn dict(&mut self, address: u64) -> Option<Dict> {
+    /// Reads the dict at an address. `None` if no dict is there, it is too large, or too many entries were read before.
+    fn read_dict(&mut self, address: u64) -> Option<Dict> {
         let layout = &self.interpreters.layout;
         Dict::read(self.view, layout, address, self.types, &mut self.budget)
     }
 
-    /// Reads the `str` at an address. `None` if it is none, or is too long for a name.
-    fn text(&mut self, address: u64) -> Option<String> {
+    /// Reads the `str` at an address. `None` if no `str` is there, it is too long for a name, or too many names were
+    /// read before.
+    fn read_text(&mut self, address: u64) -> Option<String> {
         self.interpreters
             .layout
-            .text(self.view, address, self.types)
+            .read_text(self.view, address, self.types)
     }
 
     /// Adds the variables of a module, and those of classes that it defines, unless it was added by another name. Skips
-    /// other modules, and names that begin with two underscores. Stops adding when the limit of variables is reached.
+    /// other modules, and names that begin with two underscores. Counts in `left_out` what a limit leaves out.
     fn add_module(&mut self, name: u64, module: u64) {
         if !self.types.is_module(module) || !self.seen.insert(module) {
             return;
         }
-        let Some(module_name) = self.text(name) else {
-            self.left_out.modules += u64::from(self.types.are_names_read());
+        let Some(module_name) = self.read_text(name) else {
+            self.left_out.modules += u64::from(self.types.is_name_budget_used_up());
             return;
         };
-        let dict = self.view.field(module, MODULE_DICT);
-        let Some(dict) = dict.and_then(|dict| self.dict(dict)) else {
+        let dict = self.view.read_field(module, MODULE_DICT);
+        let Some(dict) = dict.and_then(|dict| self.read_dict(dict)) else {
             self.left_out.modules += 1;
             return;
         };
         let own: Rc<str> = module_name.as_str().into();
         for (key, value) in dict.entries {
             // Names such as `__loader__` are those of the import system.
-            let name = self.text(key).filter(|name| !name.starts_with("__"));
-            let (Some(name), Some(class)) = (name, self.types.class_of(value)) else {
-                self.left_out.variables += u64::from(self.types.are_names_read());
+            let name = self.read_text(key).filter(|name| !name.starts_with("__"));
+            let (Some(name), Some(class)) = (name, self.types.class_name_of(value)) else {
+                self.left_out.variables += u64::from(self.types.is_name_budget_used_up());
                 continue;
             };
             if self.types.is_module(value) {
@@ -196,7 +197,7 @@ impl VariableSearch<'_, '_> {
                 true => VariableOwner::Data { name, class },
                 false => VariableOwner::Module(Rc::clone(&own)),
             };
-            self.add(owner, dict.table, value);
+            self.add_variable(owner, dict.table, value);
         }
     }
 
@@ -206,7 +207,7 @@ impl VariableSearch<'_, '_> {
     }
 
     /// Adds a variable of `owner`, whose value is in `table`.
-    fn add(&mut self, owner: VariableOwner, table: u64, value: u64) {
+    fn add_variable(&mut self, owner: VariableOwner, table: u64, value: u64) {
         if let VariableOwner::Data { name, .. } = &owner {
             self.name_bytes += name.len();
         }
@@ -230,23 +231,23 @@ impl VariableSearch<'_, '_> {
         if depth == 0 || self.seen.contains(&class) {
             return;
         }
-        let address = self.view.field(class, CLASS_DICT);
+        let address = self.view.read_field(class, CLASS_DICT);
         if address == Some(0) {
-            // Static types have none here from 3.12 on, and hold nothing of the program.
+            // From 3.12 on, static types have no dict here; they hold nothing of the program.
             return;
         }
         let address = address.filter(|_| self.seen.len() < MAX_CLASSES);
         if address.is_some() {
             self.seen.insert(class);
         }
-        let Some(dict) = address.and_then(|address| self.dict(address)) else {
+        let Some(dict) = address.and_then(|address| self.read_dict(address)) else {
             self.left_out.classes += 1;
             return;
         };
         for (key, value) in dict.entries {
-            let own = self.text(key).filter(|own| !own.starts_with("__"));
-            let (Some(own), Some(class)) = (own, self.types.class_of(value)) else {
-                self.left_out.variables += u64::from(self.types.are_names_read());
+            let own = self.read_text(key).filter(|own| !own.starts_with("__"));
+            let (Some(own), Some(class)) = (own, self.types.class_name_of(value)) else {
+                self.left_out.variables += u64::from(self.types.is_name_budget_used_up());
                 continue;
             };
             let name = format!("{name}.{own}");
@@ -257,7 +258,7 @@ impl VariableSearch<'_, '_> {
             } else if self.is_full() {
                 self.left_out.variables += 1;
             } else {
-                self.add(VariableOwner::Data { name, class }, dict.table, value);
+                self.add_variable(VariableOwner::Data { name, class }, dict.table, value);
             }
         }
     }

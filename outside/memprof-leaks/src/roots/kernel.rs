@@ -1,22 +1,24 @@
 //! Pointers that a program has stored in the kernel, perhaps only there.
 
+mod detached_segments;
 mod message_queues;
+mod queues;
 mod unmapped_files;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fs;
-use std::io;
-use std::ops::Range;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use memprof_ptrace::control_block::robust_list_address;
-use memprof_ptrace::kernel_queue::{QueueContent, QueueReader};
+use memprof_ptrace::kernel_queue::QueueReader;
 use memprof_ptrace::mapped_file::Mounts;
-use memprof_ptrace::process::count_memory_sharers;
+use memprof_ptrace::process::{count_memory_sharers, find_descriptor_tables, have_same_descriptor};
 use memprof_ptrace::stop::MAX_QUEUED_SIGNALS;
 
-use self::message_queues::add_message_queues;
+use self::detached_segments::note_detached_segments;
+use self::message_queues::note_message_queues;
+use self::queues::{Queues, add_queued_words};
 use self::unmapped_files::UnmappedFiles;
 use super::Roots;
 use crate::snapshot::Registers;
@@ -25,7 +27,7 @@ use crate::unsearched::Unsearched;
 
 /// Kinds of descriptors whose kernel objects hold values of the program that cannot be read: prefix of the link in
 /// /proc/PID/fd, plural name, reason.
-const OPAQUE_DESCRIPTORS: [(&str, &str, &str); 7] = [
+const OPAQUE_DESCRIPTORS: [(&str, &str, &str); 8] = [
     (
         "anon_inode:[io_uring]",
         "io_uring instances",
@@ -35,6 +37,11 @@ const OPAQUE_DESCRIPTORS: [(&str, &str, &str); 7] = [
         "anon_inode:bpf-map",
         "BPF maps",
         "their values are not read",
+    ),
+    (
+        "anon_inode:[perf_event]",
+        "events of perf_event_open(2)",
+        "the kernel does not show the values of their signals",
     ),
     (
         "/dev/fuse",
@@ -61,14 +68,12 @@ const UNREADABLE_REQUESTS: &str = "the pointers that only their requests hold ca
 const OPAQUE_MAPPINGS: [(&str, &str, &str); 1] =
     [("/[aio]", "contexts of io_setup(2)", UNREADABLE_REQUESTS)];
 
-/// Addresses that a process may map: 47 bits, above the least of `vm.mmap_min_addr`.
-const USER_ADDRESSES: Range<u64> = 4096..1 << 47;
-
 /// Numbers of kernel objects whose values cannot be read, by plural name and reason.
 type OpaqueCounts = BTreeMap<(&'static str, &'static str), u64>;
 
 /// Adds the values that the kernel holds for the process: of descriptors of epoll(7) and eventfd(2), of timers and
-/// queued signals, lists of robust locks, areas of rseq(2), and data queued in pipes and sockets. Notes those that cannot be read.
+/// queued signals, lists of robust locks, areas of rseq(2), files in memory, and data queued in pipes and sockets.
+/// Notes the kernel objects whose values cannot be read, and the processes that share the memory.
 pub(super) fn add_kernel_words(
     pid: u32,
     view: &SnapshotMemory,
@@ -77,21 +82,24 @@ pub(super) fn add_kernel_words(
 ) {
     let mut opaque = OpaqueCounts::new();
     for region in &view.regions {
-        count_opaque(&OPAQUE_MAPPINGS, &region.name, &mut opaque);
+        count_opaque_object(&OPAQUE_MAPPINGS, &region.name, &mut opaque);
     }
-    add_descriptors(pid, view, &mut opaque, roots);
+    add_descriptor_words(pid, view, threads, &mut opaque, roots);
     let notes = opaque.into_iter();
     let notes = notes.map(|((what, why), count)| Unsearched::for_count(count, what, why));
     roots.unsearched.extend(notes);
     // Kernels without checkpoint/restore have no such file.
     let timers = fs::read_to_string(format!("/proc/{pid}/timers")).unwrap_or_default();
-    roots.kernel.extend(timers.lines().filter_map(timer_value));
+    roots
+        .kernel
+        .extend(timers.lines().filter_map(parse_timer_value));
     for thread in threads {
         roots.kernel.extend(&thread.kernel_words);
         roots.kernel.extend(robust_list_address(thread.tid));
     }
-    add_message_queues(pid, roots);
-    add_signals_beyond_limit(pid, threads, roots);
+    note_message_queues(pid, roots);
+    note_detached_segments(pid, view, roots);
+    note_signals_beyond_limit(pid, threads, roots);
     let sharers = count_memory_sharers(pid);
     if sharers > 0 {
         roots.unsearched.push(Unsearched::for_count(
@@ -102,91 +110,52 @@ pub(super) fn add_kernel_words(
     }
 }
 
-/// Counts a kernel object if its name begins with a prefix of the table. Does nothing for other names.
-fn count_opaque(table: &'static [(&str, &str, &str)], name: &str, counts: &mut OpaqueCounts) {
+/// Counts a kernel object if its name begins with a prefix of `table`: [`OPAQUE_DESCRIPTORS`] or [`OPAQUE_MAPPINGS`].
+/// Does nothing for other names.
+fn count_opaque_object(
+    table: &'static [(&str, &str, &str)],
+    name: &str,
+    counts: &mut OpaqueCounts,
+) {
     let kind = table.iter().find(|(prefix, ..)| name.starts_with(prefix));
     if let Some((_, what, why)) = kind {
         *counts.entry((what, why)).or_default() += 1;
     }
 }
 
-/// Counts of queued data that could not be read.
-#[derive(Default)]
-struct Queues {
-    /// Bytes of each queue that could not be read, by inode.
-    unread: BTreeMap<u64, u64>,
-    sockets_with_more: u64,
-    /// Bytes in terminals that hold at least one pointer's worth.
-    terminal_bytes: u64,
-    inaccessible: u64,
-    descriptors_in_flight: u64,
-    /// Unix sockets with data that they received, by inode, if the process made both ends.
-    receivers: HashSet<u64>,
-    /// Unix sockets with data that they sent and their peers did not read, by inode: if the process made both ends, and
-    /// if another one made the other end.
-    senders: HashSet<u64>,
-    senders_to_others: HashSet<u64>,
-}
-
-/// Adds the values in the descriptors of a process, and the data in their queues.
-fn add_descriptors(pid: u32, view: &SnapshotMemory, opaque: &mut OpaqueCounts, roots: &mut Roots) {
-    let reader = QueueReader::open(pid);
-    let mounts = Mounts::for_pid(pid);
+/// Adds the values in the descriptors of a process, the data in their queues, and the words of files in memory. Notes
+/// what cannot be read, and counts descriptors of [`OPAQUE_DESCRIPTORS`] in `opaque`.
+fn add_descriptor_words(
+    pid: u32,
+    view: &SnapshotMemory,
+    threads: &[Registers],
+    opaque: &mut OpaqueCounts,
+    roots: &mut Roots,
+) {
     let mut files = UnmappedFiles::new(view);
     let mut queues = Queues::default();
-    let mut unknown = 0;
-    for entry in fs::read_dir(format!("/proc/{pid}/fd"))
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
-        let Some(number) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-        else {
-            continue;
-        };
-        let Ok(target) = fs::read_link(entry.path()) else {
-            // It was closed meanwhile.
-            continue;
-        };
-        let target = target.to_string_lossy();
-        count_opaque(&OPAQUE_DESCRIPTORS, &target, opaque);
-        match fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")) {
-            // A file on FUSE may block forever.
-            Ok(text) if mounts.is_fuse_descriptor(&text) => continue,
-            Ok(text) => {
-                roots.kernel.extend(text.lines().filter_map(epoll_data));
-                roots.kernel.extend(text.lines().filter_map(eventfd_count));
-                let in_flight = text.lines().filter_map(descriptors_in_flight);
-                queues.descriptors_in_flight += in_flight.sum::<u64>();
-            }
-            // A descriptor that was closed meanwhile does not count.
-            Err(_) => unknown += u64::from(entry.path().exists()),
+    // In tables of memprof's own threads are no files of the program.
+    let tids = threads.iter().map(|thread| thread.tid);
+    let tids = tids.filter(|tid| !is_memprof_thread(*tid));
+    for table in std::iter::once(pid).chain(find_descriptor_tables(pid, tids)) {
+        let unknown = add_table_words(pid, table, &mut files, &mut queues, opaque, roots);
+        if unknown > 0 {
+            roots.unsearched.push(Unsearched::for_count(
+                unknown,
+                format!("descriptors in /proc/{table}/fdinfo"),
+                "they cannot be read",
+            ));
         }
-        if target.starts_with("pipe:") || target.starts_with("socket:") || is_fifo(&entry.path()) {
-            let content = reader.as_ref().map(|reader| reader.read_queue(number));
-            add_queue(pid, content.ok(), &mut queues, roots);
-        } else if is_terminal(&target) {
-            let reader = reader.as_ref().ok();
-            match reader.and_then(|reader| reader.count_terminal_bytes(number).ok()) {
-                Some(bytes) => queues.terminal_bytes += if bytes >= 8 { bytes } else { 0 },
-                None => queues.inaccessible += 1,
-            }
-        } else {
-            files.add_descriptor_file(pid, &entry.path(), &mut roots.kernel);
-        }
-    }
-    if unknown > 0 {
-        roots.unsearched.push(Unsearched::for_count(
-            unknown,
-            format!("descriptors in /proc/{pid}/fdinfo"),
-            "they cannot be read",
-        ));
     }
     files.add_mapped_files(view, &mut roots.kernel);
     roots.unsearched.extend(queues.notes());
+    if files.unopened_bytes > 0 {
+        roots.unsearched.push(Unsearched::for_bytes(
+            files.unopened_bytes,
+            "files in memory",
+            "they cannot be opened: the process has a lease on them (fcntl(2)), or no access",
+        ));
+    }
     if files.queued_bytes > 0 {
         roots.unsearched.push(Unsearched::for_bytes(
             files.queued_bytes,
@@ -203,6 +172,78 @@ fn add_descriptors(pid: u32, view: &SnapshotMemory, opaque: &mut OpaqueCounts, r
     }
 }
 
+/// Adds the values of the descriptors in a table of process `pid`: its own, or that of the thread with the id `table`.
+/// Skips those that the process has, too. Returns the number of descriptors that cannot be read.
+fn add_table_words(
+    pid: u32,
+    table: u32,
+    files: &mut UnmappedFiles,
+    queues: &mut Queues,
+    opaque: &mut OpaqueCounts,
+    roots: &mut Roots,
+) -> u64 {
+    let reader = QueueReader::open(table);
+    let mounts = Mounts::for_pid(table);
+    let mut unknown = 0;
+    for entry in fs::read_dir(format!("/proc/{table}/fd"))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let Some(number) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        if table != pid && have_same_descriptor(pid, table, number) {
+            continue;
+        }
+        let Ok(target) = fs::read_link(entry.path()) else {
+            // It was closed meanwhile.
+            continue;
+        };
+        let target = target.to_string_lossy();
+        count_opaque_object(&OPAQUE_DESCRIPTORS, &target, opaque);
+        match fs::read_to_string(format!("/proc/{table}/fdinfo/{number}")) {
+            // A file on FUSE may block forever.
+            Ok(text) if mounts.is_fuse_descriptor(&text) => continue,
+            Ok(text) => {
+                roots
+                    .kernel
+                    .extend(text.lines().filter_map(parse_epoll_data));
+                roots
+                    .kernel
+                    .extend(text.lines().filter_map(parse_eventfd_count));
+                let in_flight = text.lines().filter_map(parse_in_flight_count);
+                queues.descriptors_in_flight += in_flight.sum::<u64>();
+            }
+            // A descriptor that was closed meanwhile does not count.
+            Err(_) => unknown += u64::from(entry.path().exists()),
+        }
+        if target.starts_with("pipe:") || target.starts_with("socket:") || is_fifo(&entry.path()) {
+            let content = reader.as_ref().map(|reader| reader.read_queue(number));
+            add_queued_words(pid, content.ok(), queues, roots);
+        } else if is_terminal(&target) {
+            let reader = reader.as_ref().ok();
+            match reader.and_then(|reader| reader.count_terminal_bytes(number).ok()) {
+                Some(bytes) => queues.terminal_bytes += if bytes >= 8 { bytes } else { 0 },
+                None => queues.inaccessible += 1,
+            }
+        } else {
+            files.add_descriptor_file(pid, &entry.path(), &mut roots.kernel);
+        }
+    }
+    unknown
+}
+
+/// Whether a thread is one of memprof's in a process that it samples, by its name.
+fn is_memprof_thread(tid: u32) -> bool {
+    let name = fs::read(format!("/proc/{tid}/comm"));
+    name.is_ok_and(|name| name.starts_with(b"memprof-"))
+}
+
 /// Whether a descriptor's link is that of a terminal, or of either end of a pseudoterminal.
 fn is_terminal(target: &str) -> bool {
     const STARTS: [&str; 4] = ["/dev/pts/", "/dev/ptmx", "/dev/tty", "/dev/console"];
@@ -214,97 +255,8 @@ fn is_fifo(link: &Path) -> bool {
     fs::metadata(link).is_ok_and(|metadata| metadata.file_type().is_fifo())
 }
 
-/// Adds the words of a queue at all offsets, because messages before them may have any length. Counts what was not
-/// read. `content` is the result of [`QueueReader::read_queue`], `None` if the process could not be opened.
-fn add_queue(
-    pid: u32,
-    content: Option<io::Result<Option<QueueContent>>>,
-    queues: &mut Queues,
-    roots: &mut Roots,
-) {
-    match content {
-        Some(Ok(Some(content))) => {
-            let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
-            let words = content.data.windows(8).map(word);
-            roots
-                .kernel
-                .extend(words.filter(|word| USER_ADDRESSES.contains(word)));
-            queues.unread.insert(content.inode, content.unread_bytes);
-            let has_own_peer = content.peer_pid == Some(pid);
-            if has_own_peer && !content.data.is_empty() {
-                queues.receivers.insert(content.inode);
-            }
-            if content.has_unread_output {
-                let senders = match has_own_peer {
-                    true => &mut queues.senders,
-                    false => &mut queues.senders_to_others,
-                };
-                senders.insert(content.inode);
-            }
-            queues.sockets_with_more += u64::from(content.has_more_datagrams);
-        }
-        Some(Ok(None)) => {}
-        // Closed meanwhile.
-        Some(Err(error)) if error.raw_os_error() == Some(libc::EBADF) => {}
-        Some(Err(_)) | None => queues.inaccessible += 1,
-    }
-}
-
-impl Queues {
-    /// Notes about the queued data that could not be read.
-    fn notes(&self) -> Vec<Unsearched> {
-        let why = "they can only be read by receiving them";
-        let unread: u64 = self.unread.values().sum();
-        let mut notes = Vec::new();
-        if unread > 0 {
-            notes.push(Unsearched::for_bytes(
-                unread,
-                "data queued in pipes and sockets",
-                why,
-            ));
-        }
-        if self.terminal_bytes > 0 {
-            notes.push(Unsearched::for_bytes(
-                self.terminal_bytes,
-                "data queued in terminals",
-                why,
-            ));
-        }
-        // Of pairs that the process made, each receiver explains one sender. A child may have inherited the other end.
-        let inherited = self.senders.len().saturating_sub(self.receivers.len());
-        let foreign_queues = self.senders_to_others.len() + inherited;
-        for (count, what, why) in [
-            (
-                foreign_queues as u64,
-                "Unix sockets with data that another process has not read yet",
-                "only that process can read it",
-            ),
-            (
-                self.sockets_with_more,
-                "sockets with datagrams behind the first",
-                why,
-            ),
-            (
-                self.inaccessible,
-                "pipes and sockets",
-                "their queues cannot be read: Linux older than 5.6, or no access",
-            ),
-            (
-                self.descriptors_in_flight,
-                "descriptors that are being passed in Unix sockets",
-                "the kernel does not say what they refer to",
-            ),
-        ] {
-            if count > 0 {
-                notes.push(Unsearched::for_count(count, what, why));
-            }
-        }
-        notes
-    }
-}
-
 /// Notes the threads with more queued signals than are read while they are stopped.
-fn add_signals_beyond_limit(pid: u32, threads: &[Registers], roots: &mut Roots) {
+fn note_signals_beyond_limit(pid: u32, threads: &[Registers], roots: &mut Roots) {
     // Words of a `siginfo_t`.
     const WORDS_PER_SIGNAL: usize = 16;
     let is_full =
@@ -321,23 +273,23 @@ fn add_signals_beyond_limit(pid: u32, threads: &[Registers], roots: &mut Roots) 
 
 /// Data of a descriptor of epoll(7); `None` for other lines. An example of a line is `tfd:        5 events:
 /// 19 data:     55d0c0a012a0 pos:0 ino:3e sdev:8`.
-fn epoll_data(line: &str) -> Option<u64> {
+fn parse_epoll_data(line: &str) -> Option<u64> {
     let rest = line.strip_prefix("tfd:")?.split_once("data:")?.1;
     u64::from_str_radix(rest.split_whitespace().next()?, 16).ok()
 }
 
 /// Value of an eventfd(2); `None` for other lines. An example of a line is `eventfd-count:     55d0c0a012a0`.
-fn eventfd_count(line: &str) -> Option<u64> {
+fn parse_eventfd_count(line: &str) -> Option<u64> {
     u64::from_str_radix(line.strip_prefix("eventfd-count:")?.trim(), 16).ok()
 }
 
 /// Number of descriptors in the queue of a Unix socket; `None` for other lines. An example of a line is `scm_fds: 1`.
-fn descriptors_in_flight(line: &str) -> Option<u64> {
+fn parse_in_flight_count(line: &str) -> Option<u64> {
     line.strip_prefix("scm_fds:")?.trim().parse().ok()
 }
 
 /// Value of a timer (`sigev_value`); `None` for other lines. An example of a line is `signal: 60/00007fff86e452a8`.
-fn timer_value(line: &str) -> Option<u64> {
+fn parse_timer_value(line: &str) -> Option<u64> {
     let value = line.strip_prefix("signal:")?.split_once('/')?.1;
     u64::from_str_radix(value.trim(), 16).ok()
 }
@@ -349,19 +301,19 @@ mod tests {
     #[test]
     fn values_of_descriptors_and_timers_are_parsed() {
         let line = "tfd:        5 events:       19 data:     55d0c0a012a0  pos:0 ino:3e sdev:8";
-        assert_eq!(epoll_data(line), Some(0x55d0_c0a0_12a0));
-        assert_eq!(epoll_data("pos:\t0"), None);
+        assert_eq!(parse_epoll_data(line), Some(0x55d0_c0a0_12a0));
+        assert_eq!(parse_epoll_data("pos:\t0"), None);
         assert_eq!(
-            eventfd_count("eventfd-count:     55d0c0a012a0"),
+            parse_eventfd_count("eventfd-count:     55d0c0a012a0"),
             Some(0x55d0_c0a0_12a0)
         );
-        assert_eq!(eventfd_count("eventfd-id: 7"), None);
-        assert_eq!(descriptors_in_flight("scm_fds: 2"), Some(2));
+        assert_eq!(parse_eventfd_count("eventfd-id: 7"), None);
+        assert_eq!(parse_in_flight_count("scm_fds: 2"), Some(2));
         assert_eq!(
-            timer_value("signal: 60/00007fff86e452a8"),
+            parse_timer_value("signal: 60/00007fff86e452a8"),
             Some(0x7fff_86e4_52a8)
         );
-        assert_eq!(timer_value("ID: 0"), None);
+        assert_eq!(parse_timer_value("ID: 0"), None);
     }
 
     #[test]
@@ -373,9 +325,9 @@ mod tests {
             "/dev/fuse",
             "socket:[7]",
         ] {
-            count_opaque(&OPAQUE_DESCRIPTORS, name, &mut counts);
+            count_opaque_object(&OPAQUE_DESCRIPTORS, name, &mut counts);
         }
-        count_opaque(&OPAQUE_MAPPINGS, "/[aio] (deleted)", &mut counts);
+        count_opaque_object(&OPAQUE_MAPPINGS, "/[aio] (deleted)", &mut counts);
         assert_eq!(counts.into_values().collect::<Vec<_>>(), [1, 1, 2]);
     }
 }

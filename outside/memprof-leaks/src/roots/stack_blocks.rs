@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
+use crate::saved_contexts::RED_ZONE;
 use crate::snapshot::Registers;
 use crate::snapshot_memory::SnapshotMemory;
 
-/// Bytes below the stack pointer that the ABI lets a function use.
-const RED_ZONE: u64 = 128;
 /// Segment registers of 64-bit code in a signal frame (`cs`, `gs`, `fs`, `ss` of asm/sigcontext.h), and their distance
 /// from its stack pointer in words.
 const USER_SEGMENTS: u64 = 0x002b_0000_0000_0033;
@@ -21,7 +20,7 @@ const MIN_STACK_SIZE: u64 = 16 << 10;
 /// Finds the part of each thread's stack below its stack pointer, by address: old frames, which hold no pointers of the
 /// program. `main` is the id of the main thread. A program may have its own data, or suspended coroutines, below a
 /// stack in the same mapping; so a part counts only down to the end that is known of this stack.
-pub(super) fn unused_parts(
+pub(super) fn unused_stack_parts(
     view: &SnapshotMemory,
     threads: &[Registers],
     main: u32,
@@ -37,9 +36,10 @@ pub(super) fn unused_parts(
                 stack_block_start(&bytes[..read], thread, &region.range)?
             }
         };
-        let end = thread
-            .stack
-            .min(lowest_interrupted(view, thread.stack..region.range.end));
+        let end = thread.stack.min(lowest_interrupted_stack_pointer(
+            view,
+            thread.stack..region.range.end,
+        ));
         let part = start..end.saturating_sub(RED_ZONE) & !7;
         // Another thread that runs there proves that the part is used.
         let is_used = threads.iter().any(|other| part.contains(&other.stack));
@@ -52,7 +52,7 @@ pub(super) fn unused_parts(
 
 /// Lowest stack pointer in the signal frames of the used part of a stack; `u64::MAX` without one. A handler's alternate
 /// stack may be a variable in this stack: the frames that it has interrupted lie below, and are used, too.
-fn lowest_interrupted(view: &SnapshotMemory, used: Range<u64>) -> u64 {
+fn lowest_interrupted_stack_pointer(view: &SnapshotMemory, used: Range<u64>) -> u64 {
     let mut bytes = vec![0; (used.end - used.start).min(MAX_SEARCHED_STACK) as usize];
     let read = view.read(used.start, &mut bytes);
     let words = bytes[..read].chunks_exact(8);

@@ -32,13 +32,13 @@ fn find_program_without_code(
     let candidates = files
         .all
         .iter()
-        .filter(|mapping| files.is_candidate(mapping));
+        .filter(|mapping| files.may_start_program(mapping));
     let mut candidates = candidates.take(MAX_CANDIDATES);
     let program = candidates.find(|start| {
         let mut header = [0; HEADER_SIZE];
         let length = read(start.range.start, &mut header);
         let segments = loaded_segments(&header[..length]);
-        segments.is_some_and(|segments| files.lacks_code(start, &segments))
+        segments.is_some_and(|segments| files.is_loaded_without_execution(start, &segments))
     })?;
     Some(String::from_utf8_lossy(program.path).into_owned())
 }
@@ -56,7 +56,8 @@ struct MappedFiles<'m> {
 }
 
 impl<'m> MappedFiles<'m> {
-    /// Reads the text of a maps file.
+    /// Parses the text of /proc/PID/maps: collects the files that are mapped executable, and for each file the ranges of
+    /// its private writable mappings.
     fn new(maps: &'m [u8]) -> Self {
         let mut files = Self {
             all: mappings(maps).collect(),
@@ -76,16 +77,16 @@ impl<'m> MappedFiles<'m> {
 
     /// Returns whether a mapping may be the start of a program whose code is not executable: data that may be written
     /// is mapped behind it, and no part of the file may be executed.
-    fn is_candidate(&self, mapping: &Mapping<'_>) -> bool {
+    fn may_start_program(&self, mapping: &Mapping<'_>) -> bool {
         let is_start = mapping.inode != 0 && mapping.offset == 0 && mapping.access[0] == b'r';
         is_start
             && !self.executable.contains(&file_key(mapping))
-            && self.is_written(mapping, &(mapping.range.end..u64::MAX))
+            && self.is_written_in(mapping, &(mapping.range.end..u64::MAX))
     }
 
-    /// Returns whether these segments of the file that starts at the mapping are loaded: data that may be written, and
-    /// code, none of which may be executed.
-    fn lacks_code(&self, start: &Mapping<'_>, segments: &[Segment]) -> bool {
+    /// Returns whether the file that starts at the mapping is loaded by these segments, but cannot be executed: data
+    /// that may be written is where one of them says, and all their code is mapped without the right to execute it.
+    fn is_loaded_without_execution(&self, start: &Mapping<'_>, segments: &[Segment]) -> bool {
         let Some(first) = segments.first() else {
             return false;
         };
@@ -93,7 +94,7 @@ impl<'m> MappedFiles<'m> {
         let has_data = |segment: &Segment| {
             let begin = bias.wrapping_add(segment.address);
             // The part that the loader made read-only (RELRO) comes first.
-            self.is_written(start, &(begin..begin.wrapping_add(segment.file_size)))
+            self.is_written_in(start, &(begin..begin.wrapping_add(segment.file_size)))
         };
         // A program may have moved its code to large pages, which belong to no file.
         let is_not_executable = |segment: &Segment| {
@@ -111,7 +112,7 @@ impl<'m> MappedFiles<'m> {
     }
 
     /// Returns whether a part of the file of a mapping may be written somewhere in `range`.
-    fn is_written(&self, mapping: &Mapping<'_>, range: &Range<u64>) -> bool {
+    fn is_written_in(&self, mapping: &Mapping<'_>, range: &Range<u64>) -> bool {
         let ranges = self.written.get(&file_key(mapping));
         let after = ranges.and_then(|ranges| {
             let index = ranges.partition_point(|written| written.end <= range.start);
@@ -138,24 +139,26 @@ struct Segment {
 }
 
 impl Segment {
-    /// Address in the file of the file's first byte, as this segment places it.
+    /// Address, as the linker assigned it, at which this segment places the file's first byte.
     fn file_start(&self) -> u64 {
         self.address.wrapping_sub(self.offset)
     }
 }
 
-/// Returns the loaded segments of an ELF file of any machine, given its start. `None` if it is no such file, or its
-/// headers are not in it.
+/// Returns the loaded segments of an ELF file of any machine. `header` is the start of the file. `None` if that is not
+/// of an ELF file, or does not contain all program headers.
 fn loaded_segments(header: &[u8]) -> Option<Vec<Segment>> {
     match FileKind::parse(header).ok()? {
-        FileKind::Elf64 => segments_of::<FileHeader64<Endianness>>(header),
-        FileKind::Elf32 => segments_of::<FileHeader32<Endianness>>(header),
+        FileKind::Elf64 => loaded_segments_of_class::<FileHeader64<Endianness>>(header),
+        FileKind::Elf32 => loaded_segments_of_class::<FileHeader32<Endianness>>(header),
         _ => None,
     }
 }
 
-/// Returns the loaded segments of an ELF file of one class, as [`loaded_segments`] does.
-fn segments_of<Header: FileHeader<Endian = Endianness>>(header: &[u8]) -> Option<Vec<Segment>> {
+/// Like [`loaded_segments`], for a file of 32 or of 64 bits, as `Header` says.
+fn loaded_segments_of_class<Header: FileHeader<Endian = Endianness>>(
+    header: &[u8],
+) -> Option<Vec<Segment>> {
     let parsed = Header::parse(header).ok()?;
     let endian = parsed.endian().ok()?;
     let segments = parsed.program_headers(endian, header).ok()?.iter();

@@ -1,69 +1,205 @@
 //! Checks limits that a copy of a process could exceed, beforehand and while the snapshot is read.
 
+use std::collections::BTreeMap;
 use std::fs;
 
+use memprof_ptrace::process_copy::MAX_OOM_SCORE_ADJ;
 use memprof_ptrace::read_proc_text;
 
-use super::smaps::MappingUsage;
+use super::smaps::{MappingUsage, private_bytes};
 use crate::error::Error;
 
 /// Bytes that must be left in addition to those that are needed.
 const RESERVE_BYTES: u64 = 16 << 20;
 
-/// Fails if a copy of the process would exceed a limit.
+/// Memory of a cgroup or of the machine.
+#[derive(Debug)]
+pub(super) struct MemoryLimit {
+    /// Which of them it is, in messages.
+    limiter: String,
+    /// Bytes in all.
+    total: u64,
+    /// Bytes that are left, without those that the kernel can reclaim.
+    pub(super) available: u64,
+    /// File with the cgroup's usage; `None` for the machine.
+    usage: Option<String>,
+}
+
+impl MemoryLimit {
+    /// Reads how many bytes are used. In a cgroup these include the bytes that the kernel can reclaim. `None` if they
+    /// cannot be read.
+    pub(super) fn read_usage(&self) -> Option<u64> {
+        match &self.usage {
+            Some(usage) => fs::read_to_string(usage).ok()?.trim().parse().ok(),
+            None => {
+                let available = meminfo_bytes(&read_meminfo(), "MemAvailable")?;
+                Some(self.total.saturating_sub(available))
+            }
+        }
+    }
+}
+
+/// Fails if a copy of the process would exceed a limit. `pinned` are the bytes of its private memory that is pinned.
 ///
 /// # Errors
 /// `Overcommit`: `vm.overcommit_memory` is 2, and too little may be promised; `PidsLimit`: the cgroup has as many
-/// processes as it may; `Headroom`: too little memory is left for pages that are written meanwhile.
-pub(crate) fn require_headroom(pid: u32, mappings: &[MappingUsage]) -> Result<(), Error> {
-    let private: u64 = mappings
-        .iter()
-        .map(|each| each.anonymous + each.swapped)
-        .sum();
+/// processes as it may; `Headroom`: too little memory, or too few huge pages, are left for pages that are written
+/// meanwhile.
+pub(crate) fn require_headroom(
+    pid: u32,
+    mappings: &[MappingUsage],
+    pinned: u64,
+) -> Result<(), Error> {
+    let private = private_bytes(mappings);
     require_commit_headroom(private)?;
-    if let Some((cgroup, limit, used)) =
-        find_tightest_cgroup(pid, "pids", "pids.max", "pids.current")
-        && used >= limit
+    if let Some(cgroup) = find_tightest_cgroup(pid, "pids", "pids.max", "pids.current")
+        && cgroup.used >= cgroup.limit
     {
-        return Err(Error::PidsLimit { cgroup, limit });
+        return Err(Error::PidsLimit {
+            cgroup: cgroup.name,
+            limit: cgroup.limit,
+        });
     }
-    // The copy needs page tables, and about a tenth of the pages: a process writes to few of them in some
-    // seconds.
-    require_memory(pid, private / 512 + private / 10)
+    require_huge_pages(mappings)?;
+    let resident: u64 = mappings.iter().map(|each| each.resident).sum();
+    let victim = OomVictim::for_pid(pid, resident.saturating_sub(private));
+    require_memory(pid, |limit| {
+        // The copy needs page tables, and pages of its own for what is pinned. Of the rest, about a tenth: a process
+        // writes to few of its pages in some seconds. Of one that writes to more, the kernel ends the copy, unless it
+        // would end the process.
+        let rest = private - pinned;
+        let written = match victim.ends_before_copy(limit.total) {
+            true => rest,
+            false => rest / 10,
+        };
+        private / 512 + pinned + written
+    })
 }
 
-/// Fails with `Headroom` unless the machine and the process's cgroup have `needed` bytes left, and a reserve. A limit
-/// that cannot be read counts as none.
-pub(crate) fn require_memory(pid: u32, needed: u64) -> Result<(), Error> {
-    let needed = needed + RESERVE_BYTES;
-    let cgroup =
-        find_tightest_cgroup(pid, "memory", "memory.max", "memory.current").or_else(|| {
-            find_tightest_cgroup(
-                pid,
-                "memory",
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-            )
-        });
-    let cgroup = cgroup
-        .map(|(path, limit, used)| (format!("its cgroup {path}"), limit.saturating_sub(used)));
-    let machine = meminfo_bytes(&read_meminfo(), "MemAvailable");
-    let machine = machine.map(|available| ("the machine".to_owned(), available));
-    let tightest = cgroup
-        .into_iter()
-        .chain(machine)
-        .min_by_key(|(_, available)| *available);
-    match tightest {
-        Some((limiter, available)) if available < needed => Err(Error::Headroom {
-            limiter,
-            available,
+/// Fails with `Headroom` unless the machine and the process's cgroup have the reserve left.
+pub(crate) fn require_reserve(pid: u32) -> Result<(), Error> {
+    require_memory(pid, |_| 0)
+}
+
+/// Fails with `Headroom` unless the machine and the process's cgroup each have the bytes left that `needed` returns, and
+/// a reserve. A limit that cannot be read counts as none.
+fn require_memory(pid: u32, needed: impl Fn(&MemoryLimit) -> u64) -> Result<(), Error> {
+    let limits = memory_limits(pid).map(|limit| {
+        let needed = needed(&limit) + RESERVE_BYTES;
+        (limit, needed)
+    });
+    let exceeded = limits.filter(|(limit, needed)| limit.available < *needed);
+    match exceeded.min_by_key(|(limit, _)| limit.available) {
+        Some((limit, needed)) => Err(Error::Headroom {
+            limiter: limit.limiter,
+            available: limit.available,
             needed,
         }),
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 
-/// Fails unless the kernel's commit limit allows `needed` bytes more.
+/// Memory of the process's cgroup that has least left, and of the machine.
+pub(super) fn memory_limits(pid: u32) -> impl Iterator<Item = MemoryLimit> {
+    let files = [
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ];
+    let mut cgroups = files.into_iter();
+    let cgroup = cgroups.find_map(|(limit, usage)| {
+        let found = find_tightest_cgroup(pid, "memory", limit, usage)?;
+        Some(MemoryLimit {
+            limiter: format!("its cgroup {}", found.name),
+            total: found.limit,
+            available: found.limit.saturating_sub(found.used),
+            usage: Some(found.usage),
+        })
+    });
+    let meminfo = read_meminfo();
+    let machine = meminfo_bytes(&meminfo, "MemAvailable").map(|available| MemoryLimit {
+        limiter: "the machine".to_owned(),
+        total: meminfo_bytes(&meminfo, "MemTotal").unwrap_or(available),
+        available,
+        usage: None,
+    });
+    cgroup.into_iter().chain(machine)
+}
+
+/// Facts by which the kernel chooses whether to end a process or its copy where memory runs out.
+struct OomVictim {
+    /// `oom_score_adj` (`proc_pid_oom_score_adj(5)`).
+    adjustment: i64,
+    /// Whether the kernel ends all processes of its cgroup together (`memory.oom.group`).
+    ends_with_cgroup: bool,
+    /// Resident bytes that its copy does not have.
+    uncopied: u64,
+}
+
+impl OomVictim {
+    /// Reads the facts of a process. What cannot be read counts as the kernel's default.
+    fn for_pid(pid: u32, uncopied: u64) -> Self {
+        let adjustment = read_proc_text(format!("/proc/{pid}/oom_score_adj"));
+        let cgroups = cgroup_paths(pid, "memory", "memory.oom.group");
+        let is_set = |path: &String| {
+            fs::read_to_string(format!("{path}/memory.oom.group"))
+                .is_ok_and(|text| text.trim() == "1")
+        };
+        Self {
+            adjustment: adjustment
+                .ok()
+                .and_then(|text| text.trim().parse().ok())
+                .unwrap_or(0),
+            ends_with_cgroup: cgroups.is_some_and(|(root, paths)| {
+                paths.iter().any(|path| is_set(&format!("{root}{path}")))
+            }),
+            uncopied,
+        }
+    }
+
+    /// Whether the kernel would end the process with its copy, or rather than it, where `total` bytes are used up. It ends
+    /// the process that has most: its resident bytes, and `oom_score_adj` thousandths of `total` (`oom_badness` of
+    /// `mm/oom_kill.c`). The copy has all thousandths.
+    fn ends_before_copy(&self, total: u64) -> bool {
+        let lead = (MAX_OOM_SCORE_ADJ - self.adjustment).max(0).unsigned_abs() * (total / 1000);
+        self.ends_with_cgroup || self.uncopied + RESERVE_BYTES >= lead
+    }
+}
+
+/// Fails with `Headroom` unless the pools have as many huge pages (hugetlbpage.rst of Linux) as the process has private
+/// ones: a write to each needs another one while there is a copy. Without it, the kernel takes the page from the copy,
+/// or ends the process by SIGBUS (`hugetlb_wp` of mm/hugetlb.c).
+fn require_huge_pages(mappings: &[MappingUsage]) -> Result<(), Error> {
+    let mut needed_by_size = BTreeMap::new();
+    let written = mappings
+        .iter()
+        .filter(|each| each.huge_tlb > 0 && !each.is_shared && !each.is_not_copied);
+    for each in written {
+        *needed_by_size.entry(each.page_size).or_insert(0) += each.huge_tlb;
+    }
+    for (size, needed) in needed_by_size {
+        let available = free_huge_pages(size) * size;
+        if available < needed {
+            return Err(Error::Headroom {
+                limiter: format!("the pool of huge pages of {} KiB", size >> 10),
+                available,
+                needed,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Number of huge pages of a size that are free, and not reserved for mappings. 0 if it cannot be read.
+fn free_huge_pages(size: u64) -> u64 {
+    let number = |file: &str| -> u64 {
+        let pool = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", size >> 10);
+        let text = fs::read_to_string(format!("{pool}/{file}")).unwrap_or_default();
+        text.trim().parse().unwrap_or(0)
+    };
+    number("free_hugepages").saturating_sub(number("resv_hugepages"))
+}
+
+/// Fails with `Overcommit` unless the kernel's commit limit allows `needed` bytes more.
 fn require_commit_headroom(needed: u64) -> Result<(), Error> {
     let mode = fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
     match commit_headroom(&mode, &read_meminfo()) {
@@ -94,7 +230,17 @@ fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
     Some(kibibytes << 10)
 }
 
-/// Path, limit and usage of the cgroup that has least left, among a process's own and those above it. `limit` and
+/// A cgroup with a limit.
+struct LimitedCgroup {
+    /// Path in its hierarchy.
+    name: String,
+    limit: u64,
+    used: u64,
+    /// Path of the file with the usage.
+    usage: String,
+}
+
+/// Finds the cgroup that has least left, among a process's own and those above it. `limit` and
 /// `usage` name the files of these two numbers. For the controller `memory`, the usage is without the page cache that
 /// the kernel can drop. `None` if no cgroup has a limit, or it cannot be read.
 fn find_tightest_cgroup(
@@ -102,11 +248,8 @@ fn find_tightest_cgroup(
     controller: &str,
     limit: &str,
     usage: &str,
-) -> Option<(String, u64, u64)> {
-    let membership = read_proc_text(format!("/proc/{pid}/cgroup")).ok()?;
-    let (root, path) = membership
-        .lines()
-        .find_map(|line| cgroup_hierarchy(line, controller, limit))?;
+) -> Option<LimitedCgroup> {
+    let (root, paths) = cgroup_paths(pid, controller, limit)?;
     let number = |path: &str, file: &str| -> Option<u64> {
         fs::read_to_string(format!("{root}{path}/{file}"))
             .ok()?
@@ -114,17 +257,32 @@ fn find_tightest_cgroup(
             .parse()
             .ok()
     };
-    let path = path.trim_end_matches('/');
-    let ancestors = path.match_indices('/').map(|(end, _)| &path[..end]);
-    let cgroups = ancestors.chain([path]).filter_map(|path| {
+    let cgroups = paths.iter().filter_map(|path| {
         let name = if path.is_empty() { "/" } else { path };
         let used = number(path, usage)?.saturating_sub(match controller {
             "memory" => reclaimable_bytes(&format!("{root}{path}/memory.stat")),
             _ => 0,
         });
-        Some((name.to_owned(), number(path, limit)?, used))
+        Some(LimitedCgroup {
+            name: name.to_owned(),
+            limit: number(path, limit)?,
+            used,
+            usage: format!("{root}{path}/{usage}"),
+        })
     });
-    cgroups.min_by_key(|(_, limit, used)| limit.saturating_sub(*used))
+    cgroups.min_by_key(|cgroup| cgroup.limit.saturating_sub(cgroup.used))
+}
+
+/// Mount point of a controller's hierarchy that has `file`, and the paths in it of a process's cgroup and of those above
+/// it, the topmost first, without the last slash. `None` if the process is in no such hierarchy.
+fn cgroup_paths(pid: u32, controller: &str, file: &str) -> Option<(String, Vec<String>)> {
+    let membership = read_proc_text(format!("/proc/{pid}/cgroup")).ok()?;
+    let mut lines = membership.lines();
+    let (root, path) = lines.find_map(|line| cgroup_hierarchy(line, controller, file))?;
+    let path = path.trim_end_matches('/');
+    let ancestors = path.match_indices('/').map(|(end, _)| &path[..end]);
+    let paths = ancestors.chain([path]).map(str::to_owned).collect();
+    Some((root, paths))
 }
 
 /// Bytes of a cgroup's inactive page cache, which the kernel drops before it kills a process. `stat` is the path of
@@ -150,7 +308,7 @@ fn cgroup_hierarchy<'a>(line: &'a str, controller: &str, limit: &str) -> Option<
         ("", limit) if limit != "memory.limit_in_bytes" => {
             Some(("/sys/fs/cgroup".to_owned(), path))
         }
-        (_, limit) if is_version_1 && limit != "memory.max" => {
+        (_, limit) if is_version_1 && !["memory.max", "memory.oom.group"].contains(&limit) => {
             Some((format!("/sys/fs/cgroup/{controller}"), path))
         }
         _ => None,
@@ -205,9 +363,54 @@ mod tests {
     }
 
     #[test]
+    fn process_with_score_of_its_copy_ends_first() {
+        let check = |adjustment, ends_with_cgroup, uncopied: u64, expected| {
+            let victim = OomVictim {
+                adjustment,
+                ends_with_cgroup,
+                uncopied,
+            };
+            let found = victim.ends_before_copy(1000 << 20);
+            assert_eq!(found, expected, "{adjustment} {uncopied}");
+        };
+        check(0, false, 500 << 20, false);
+        check(-1000, false, 500 << 20, false);
+        check(0, true, 0, true);
+        // Pods of Kubernetes: BestEffort and Burstable.
+        check(1000, false, 0, true);
+        check(999, false, 0, true);
+        check(900, false, 50 << 20, false);
+        check(900, false, 100 << 20, true);
+    }
+
+    #[test]
+    fn huge_pages_beyond_the_pool_are_refused() {
+        // No kernel has a pool of pages of this size.
+        let mapping = MappingUsage {
+            huge_tlb: 8192,
+            page_size: 8192,
+            ..MappingUsage::default()
+        };
+        let error = require_huge_pages(std::slice::from_ref(&mapping)).unwrap_err();
+        let expected = "cannot be copied: the pool of huge pages of 8 KiB has 0B left, and 8.00KiB may be needed";
+        assert!(error.to_string().starts_with(expected), "{error}");
+        let uncopied = [
+            MappingUsage {
+                is_shared: true,
+                ..mapping.clone()
+            },
+            MappingUsage {
+                is_not_copied: true,
+                ..mapping
+            },
+        ];
+        require_huge_pages(&uncopied).unwrap();
+    }
+
+    #[test]
     fn require_memory_beyond_the_machine_fails() {
         let own = std::process::id();
-        let error = require_memory(own, 1 << 60).unwrap_err();
+        let error = require_memory(own, |_| 1 << 60).unwrap_err();
         assert!(matches!(error, Error::Headroom { .. }), "{error}");
     }
 }

@@ -54,15 +54,14 @@ pub fn reap_copies(pid: u32, since: u64, end: SearchEnd) -> usize {
             return remaining.len();
         }
         remaining.retain(|(_, life)| *life == CopyLife::Zombie);
-        // Both reasons for a failure pass: another memprof uses the process, or none of its threads is at a
-        // safe point.
+        // A failure is temporary: another memprof uses the process, or none of its threads is at a safe point.
         if !remaining.is_empty()
             && let Ok(target) = CopyTarget::inspect(pid)
         {
             for (copy, _) in remaining {
                 let status = ProcStatus::read_thread(copy).map_err(Error::from);
                 // The next iteration tries again.
-                let _ = status.and_then(|status| target.reap(&status, copy, None));
+                let _ = status.and_then(|status| target.reap_child(&status, copy, None));
             }
         }
         thread::sleep(POLL_INTERVAL);
@@ -119,7 +118,7 @@ impl CopyTarget {
     /// does not say that the zombie is gone: the caller checks it. Drops the `copy`, which has ended, once no other
     /// thread of the process waits for children of any kind: the process would take it for one of its own. Fails if the
     /// process has ended or executes another program, or the call cannot be made.
-    pub(super) fn reap(
+    pub(super) fn reap_child(
         &self,
         child: &ProcStatus,
         child_pid: u32,
@@ -143,23 +142,23 @@ impl CopyTarget {
             let maps = read_proc_file(self.pid, "maps")?;
             let mut threads = threads::stop_reapers(self.pid)?;
             if let Ok((thread, stopped)) =
-                threads.pick_thread(|thread| self.can_clone(&maps, thread))
+                threads.pick_thread(|thread| self.has_frame_memory(&maps, thread))
             {
                 let context = thread.saved_context();
                 let calls = None;
-                let memory = self.frame_memory(&maps, &context, thread.tid);
+                let memory = self.frame_memory_end(&maps, &context, thread.tid);
                 let saved = memory.ok_or(Error::NoThread("its stacks have no room"))?;
                 let locations = remote_call::FrameLocations { saved, calls };
                 let frames =
                     remote_call::build_frames(&[wait], locations, u64::MAX, self.gadgets, &context);
                 for (address, bytes) in &frames.writes {
                     let written = self.memory.write(*address, bytes);
-                    written.map_err(Error::io("failed to write to a stack"))?;
+                    written.map_err(Error::with_action("failed to write to a stack"))?;
                 }
                 drop(copy.take());
                 stopped
-                    .detach_into(&frames.registers)
-                    .map_err(Error::io("failed to let it reap"))?;
+                    .detach_into_remote_call(&frames.registers)
+                    .map_err(Error::with_action("failed to let it reap"))?;
                 while start.elapsed() < REAP_TIMEOUT && process_exists(child_pid) {
                     thread::sleep(REAP_POLL_INTERVAL);
                 }

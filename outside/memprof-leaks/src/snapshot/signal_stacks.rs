@@ -57,8 +57,8 @@ impl CopyTarget {
         stacks
     }
 
-    /// Start of a thread's alternate signal stack; `None` if it has none. Fails if the thread is at no point where it
-    /// can make a call, or has ended.
+    /// Stops a thread, and makes it call sigaltstack(2). Returns the start of its alternate signal stack; `None` if it
+    /// has none. Fails if the thread is at no point where it can make a call, or has ended.
     fn read_signal_stack(&self, tid: u32) -> Result<Option<u64>, Error> {
         if !self.is_same_program() {
             return Err(Error::NoThread("it executes another program"));
@@ -66,10 +66,10 @@ impl CopyTarget {
         let maps = read_proc_file(self.pid, "maps")?;
         let mut threads = threads::stop_thread(self.pid, tid)?;
         let (thread, stopped) = threads.pick_thread_for(require_signal_stack_calls, |thread| {
-            self.can_clone(&maps, thread)
+            self.has_frame_memory(&maps, thread)
         })?;
         let context = thread.saved_context();
-        let memory = self.frame_memory(&maps, &context, tid);
+        let memory = self.frame_memory_end(&maps, &context, tid);
         let saved = memory.ok_or(Error::NoThread("its stacks have no room"))?;
         let locations = FrameLocations { saved, calls: None };
         let call = |result| RemoteCall::Syscall(libc::SYS_sigaltstack, [0, result, 0, 0, 0, 0]);
@@ -81,12 +81,13 @@ impl CopyTarget {
         let frames = build(result);
         for (address, bytes) in &frames.writes {
             let written = self.memory.write(*address, bytes);
-            written.map_err(Error::io("failed to write to a stack"))?;
+            written.map_err(Error::with_action("failed to write to a stack"))?;
         }
         let deadline = Instant::now() + CALL_TIMEOUT;
         let stopped = stopped
             .run_system_call(&frames.registers, libc::SYS_sigaltstack, deadline)
-            .map_err(Error::io("failed to read a signal stack"))?;
+            .map_err(Error::with_action("failed to read a signal stack"))?;
+        // The fields of `stack_t`: `ss_sp`, `ss_flags` and `ss_size`.
         let words: [u64; 3] =
             [0, 8, 16].map(|offset| self.memory.read_u64(result + offset).unwrap_or(0));
         drop(stopped);

@@ -14,6 +14,8 @@ pub(crate) struct MappingUsage {
     pub(crate) resident: u64,
     /// Bytes of these in huge pages of hugetlbfs, which RSS does not contain.
     pub(crate) huge_tlb: u64,
+    /// Size of the pages that the kernel gives it, in bytes.
+    pub(crate) page_size: u64,
     /// Bytes that are swapped out.
     pub(crate) swapped: u64,
     /// Bytes of private memory that is no unchanged page of a file.
@@ -40,6 +42,8 @@ const PAGE_COPY_TIME: Duration = Duration::from_nanos(250);
 pub(super) const MEASURED_FROM: Duration = Duration::from_millis(10);
 /// Time to copy a huge page's entry, whose table is made beforehand. Measured on 100: 1.3 to 2.7 µs.
 const HUGE_PAGE_COPY_TIME: Duration = Duration::from_nanos(2500);
+/// Time to allocate and copy a pinned page, which a copy gets at once. Measured on 600 MiB: 4.6 µs.
+const PINNED_PAGE_COPY_TIME: Duration = Duration::from_nanos(4600);
 /// Time to copy a mapping.
 const MAPPING_COPY_TIME: Duration = Duration::from_micros(2);
 /// Time to stop a thread and to let it go on. Measured on 10,000 threads of an idle machine: 25 µs.
@@ -69,7 +73,10 @@ pub(crate) fn parse_smaps(smaps: &[u8]) -> Vec<MappingUsage> {
             "Swap" => last.swapped = parse_kib(value),
             "Anonymous" => last.anonymous = parse_kib(value),
             "AnonHugePages" => last.huge = parse_kib(value),
+            "KernelPageSize" => last.page_size = parse_kib(value),
             "VmFlags" => {
+                // proc(5): wipe on fork, do not copy on fork, may write, I/O memory and pure PFN range, and the modes
+                // of userfaultfd(2).
                 let has = |flag: &str| value.split_ascii_whitespace().any(|each| each == flag);
                 last.is_emptied = has("wf");
                 last.is_not_copied = last.is_emptied || has("dc");
@@ -83,8 +90,8 @@ pub(crate) fn parse_smaps(smaps: &[u8]) -> Vec<MappingUsage> {
     all
 }
 
-/// Name and value of a line as `Rss:    12 kB`. `None` for the first line of a mapping, which has a blank
-/// before its first colon.
+/// Name and value of a line such as `Rss:    12 kB`. `None` for the first line of a mapping, which has a blank before
+/// its first colon.
 fn parse_field(line: &[u8]) -> Option<(&str, &str)> {
     let (name, value) = str::from_utf8(line).ok()?.split_once(':')?;
     name.bytes()
@@ -97,6 +104,14 @@ fn parse_kib(value: &str) -> u64 {
     let number = value.trim().trim_end_matches(" kB").parse::<u64>();
     // Only an estimate depends on the value, so 0 is good enough for one that is no number.
     number.unwrap_or(0) << 10
+}
+
+/// Private bytes that are no unchanged pages of files: a copy shares them until one of both processes writes.
+pub(super) fn private_bytes(mappings: &[MappingUsage]) -> u64 {
+    mappings
+        .iter()
+        .map(|each| each.anonymous + each.swapped)
+        .sum()
 }
 
 /// Addresses of the mappings of devices, which cannot be read from outside the process.
@@ -118,10 +133,16 @@ fn selected_ranges(
     selected.map(|each| each.range.clone()).collect()
 }
 
-/// Estimates how long the threads of a process must be stopped for a copy. `threads` is their number. A long time is
-/// estimated by a trial on this machine.
-pub(crate) fn estimate_pause(mappings: &[MappingUsage], threads: u32) -> Duration {
-    let estimate = pause_with(PAGE_COPY_TIME, mappings, threads);
+/// Estimates how long the threads of a process must be stopped for a copy. `threads` is their number, and `pinned` are the
+/// bytes of private memory that is pinned. A long time is estimated by a trial on this machine.
+pub(crate) fn estimate_pause(mappings: &[MappingUsage], threads: u32, pinned: u64) -> Duration {
+    let pinned_time = scaled_time(PINNED_PAGE_COPY_TIME, pinned >> 12);
+    pinned_time + estimate_unpinned_pause(mappings, threads)
+}
+
+/// Estimates as [`estimate_pause`] does, for a process without pinned memory.
+fn estimate_unpinned_pause(mappings: &[MappingUsage], threads: u32) -> Duration {
+    let estimate = estimate_pause_with(PAGE_COPY_TIME, mappings, threads);
     if estimate < MEASURED_FROM {
         return estimate;
     }
@@ -129,25 +150,29 @@ pub(crate) fn estimate_pause(mappings: &[MappingUsage], threads: u32) -> Duratio
     let measured = measure_page_copy_time().unwrap_or(PAGE_COPY_TIME);
     // Machines differ by a factor of five; a disturbed trial must not break `--max-pause`.
     let page_time = measured.clamp(PAGE_COPY_TIME / 5, PAGE_COPY_TIME);
-    pause_with(page_time, mappings, threads)
+    estimate_pause_with(page_time, mappings, threads)
 }
 
 /// Estimated pause for a copy if the entry of a page of 4 KiB is copied in `page_time`.
-fn pause_with(page_time: Duration, mappings: &[MappingUsage], threads: u32) -> Duration {
+fn estimate_pause_with(page_time: Duration, mappings: &[MappingUsage], threads: u32) -> Duration {
     let small: u64 = mappings
         .iter()
         .map(|each| each.anonymous.saturating_sub(each.huge) + each.swapped)
         .sum();
     let huge: u64 = mappings.iter().map(|each| each.huge).sum();
-    let times = |one: Duration, count: u64| Duration::from_nanos(one.as_nanos() as u64 * count);
-    times(page_time, small >> 12)
-        + times(HUGE_PAGE_COPY_TIME, huge >> 21)
-        + times(MAPPING_COPY_TIME, mappings.len() as u64)
-        + thread_stop_time(threads)
+    scaled_time(page_time, small >> 12)
+        + scaled_time(HUGE_PAGE_COPY_TIME, huge >> 21)
+        + scaled_time(MAPPING_COPY_TIME, mappings.len() as u64)
+        + estimate_stop_time(threads)
+}
+
+/// Time for `count` steps that take a time of `one` each.
+fn scaled_time(one: Duration, count: u64) -> Duration {
+    Duration::from_nanos((one.as_nanos() as u64).saturating_mul(count))
 }
 
 /// Estimates how long it takes to stop a number of threads.
-pub(super) fn thread_stop_time(threads: u32) -> Duration {
+pub(super) fn estimate_stop_time(threads: u32) -> Duration {
     THREAD_STOP_TIME * threads
 }
 
@@ -158,6 +183,7 @@ mod tests {
     const SMAPS: &str = "\
 55d0c0a00000-55d100a00000 rw-p 00000000 00:00 0                          [heap]
 Size:            1048576 kB
+KernelPageSize:        4 kB
 Rss:             1048576 kB
 Anonymous:       1048576 kB
 AnonHugePages:    524288 kB
@@ -178,6 +204,7 @@ VmFlags: rd wr mr mw me um sd
             range: 0x55d0_c0a0_0000..0x55d1_00a0_0000,
             resident: 1 << 30,
             huge_tlb: 0,
+            page_size: 4096,
             swapped: 4096,
             anonymous: 1 << 30,
             huge: 1 << 29,
@@ -195,7 +222,15 @@ VmFlags: rd wr mr mw me um sd
             + HUGE_PAGE_COPY_TIME * 256
             + MAPPING_COPY_TIME * 3
             + THREAD_STOP_TIME * 3;
-        assert_eq!(pause_with(PAGE_COPY_TIME, &found, 3), expected);
+        assert_eq!(estimate_pause_with(PAGE_COPY_TIME, &found, 3), expected);
+    }
+
+    #[test]
+    fn pinned_memory_is_part_of_estimate() {
+        let pause = estimate_pause(&[], 1, 600 << 20);
+        assert!(pause > Duration::from_millis(600), "{pause:?}");
+        let rest = estimate_pause(&[], 1, 0);
+        assert!(rest < Duration::from_millis(1), "{rest:?}");
     }
 
     #[test]

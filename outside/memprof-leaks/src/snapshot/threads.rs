@@ -18,6 +18,7 @@ use memprof_ptrace::syscall_restart::{self, CALL_LENGTH, would_see_eintr};
 use memprof_ptrace::threads::{Thread, WaitingSyscall, list_threads};
 use memprof_ptrace::xstate::XState;
 
+use crate::c_library::{has_name_start, is_c_library};
 use crate::error::Error;
 
 /// Value of `cs` for 64-bit code.
@@ -33,13 +34,12 @@ const MAX_REAPERS: usize = 16;
 /// Code of glibc's files, which make system calls for a program. `loaded` are the start addresses of the
 /// libraries in the loader's list: a program may map other files with these names, and run code of its own
 /// there.
-fn c_library_code(maps: &[u8], loaded: &[u64]) -> Vec<Range<u64>> {
-    let is_c_library = |image: &Mapping<'_>| {
-        let starts = [&b"libc.so.6"[..], b"libc-2.", b"libpthread-2."];
-        let name = image.file_name();
-        loaded.contains(&image.range.start) && starts.iter().any(|start| name.starts_with(start))
+fn c_library_code_ranges(maps: &[u8], loaded: &[u64]) -> Vec<Range<u64>> {
+    let makes_calls = |image: &Mapping<'_>| {
+        loaded.contains(&image.range.start)
+            && (is_c_library(image.path) || has_name_start(image.path, &[b"libpthread-2."]))
     };
-    let images: Vec<_> = mappings(maps).filter(is_c_library).collect();
+    let images: Vec<_> = mappings(maps).filter(makes_calls).collect();
     let is_code = |mapping: &Mapping<'_>| {
         let mut files = images.iter().map(|image| (image.device, image.inode));
         mapping.is_executable() && files.any(|file| file == (mapping.device, mapping.inode))
@@ -100,10 +100,10 @@ pub(super) struct SnapshotThreads {
 /// `StopTooLong`: a thread does not stop; `Refused`: the process has ended; `Io`: a thread or the memory cannot be
 /// accessed. All threads are resumed then.
 pub(super) fn stop_all(pid: u32, limit: Duration) -> Result<SnapshotThreads, Error> {
-    let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
+    let memory = Memory::open(pid).map_err(Error::with_action(format!("/proc/{pid}/mem")))?;
     let mut stopped = Vec::new();
     let all = stop_all::stop_all(pid, Instant::now() + limit + STOP_TIMEOUT, &mut stopped);
-    let threads = read_threads(&memory, stopped);
+    let threads = read_thread_states(&memory, stopped);
     match all {
         Ok(()) => Ok(threads),
         Err(error) => {
@@ -121,11 +121,11 @@ pub(super) fn stop_all(pid: u32, limit: Duration) -> Result<SnapshotThreads, Err
 /// thread, the first that can be stopped: those may be unable to make calls. The result is empty if none can be stopped.
 /// Fails if the process has ended.
 pub(super) fn stop_reapers(pid: u32) -> Result<SnapshotThreads, Error> {
-    let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
-    let stop = |tid| Some((tid, StoppedThread::interrupt(tid).ok()?));
+    let memory = Memory::open(pid).map_err(Error::with_action(format!("/proc/{pid}/mem")))?;
+    let stop = |tid| Some((tid, StoppedThread::stop(tid).ok()?));
     let listed = list_threads(pid, 0, LIST_TIME_LIMIT);
     let listed = listed.map_err(|_| super::process_gone_refusal(pid))?;
-    let waits = |thread: &&Thread| thread.call.is_some_and(waits_for_any_kind);
+    let waits = |thread: &&Thread| thread.call.is_some_and(reaps_children_without_signal);
     let runs = |thread: &&Thread| thread.is_runnable;
     let reapers = listed.iter().filter(waits);
     let reapers = reapers.chain(listed.iter().filter(runs)).take(MAX_REAPERS);
@@ -134,11 +134,11 @@ pub(super) fn stop_reapers(pid: u32) -> Result<SnapshotThreads, Error> {
     let mut others = list_tids(pid)?.into_iter().filter(|tid| !is_stopped(*tid));
     let other = others.find_map(stop);
     stopped.extend(other);
-    Ok(read_threads(&memory, stopped))
+    Ok(read_thread_states(&memory, stopped))
 }
 
 /// Whether a call of wait4(2) or waitid(2) also reaps children whose end sends no signal.
-fn waits_for_any_kind(call: WaitingSyscall) -> bool {
+fn reaps_children_without_signal(call: WaitingSyscall) -> bool {
     let options = match call.number {
         libc::SYS_wait4 => call.arguments[2],
         libc::SYS_waitid => call.arguments[3],
@@ -147,12 +147,13 @@ fn waits_for_any_kind(call: WaitingSyscall) -> bool {
     options as i32 & (libc::__WALL | libc::__WCLONE) != 0
 }
 
-/// Stops one thread of a process. Fails if it has ended, or is not stopped in time.
+/// Stops one thread of a process, and reads its state. Fails with `NoThread` if it has ended or does not stop in time,
+/// and with `Io` if the memory of the process cannot be opened.
 pub(super) fn stop_thread(pid: u32, tid: u32) -> Result<SnapshotThreads, Error> {
-    let memory = Memory::open(pid).map_err(Error::io(format!("/proc/{pid}/mem")))?;
-    let stopped = StoppedThread::interrupt(tid);
+    let memory = Memory::open(pid).map_err(Error::with_action(format!("/proc/{pid}/mem")))?;
+    let stopped = StoppedThread::stop(tid);
     let stopped = stopped.map_err(|_| Error::NoThread("the thread does not stop"))?;
-    Ok(read_threads(&memory, vec![(tid, stopped)]))
+    Ok(read_thread_states(&memory, vec![(tid, stopped)]))
 }
 
 /// Thread ids of a process. Fails if it has ended.
@@ -176,7 +177,7 @@ fn stop_error(tid: u32, error: StopError, limit: Duration) -> Error {
 }
 
 /// Reads the registers, signal masks and queued signals of stopped threads. Skips threads that were killed meanwhile.
-fn read_threads(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> SnapshotThreads {
+fn read_thread_states(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> SnapshotThreads {
     let mut threads = Vec::with_capacity(stopped.len());
     for (tid, stopped) in stopped {
         let (Ok(registers), Ok(state), Ok(blocked)) =
@@ -242,7 +243,7 @@ impl SnapshotThreads {
                 let (thread, stopped) = &mut self.threads[index];
                 let has_no_signal = stopped
                     .as_ref()
-                    .is_some_and(|stopped| stopped.signal().is_none());
+                    .is_some_and(|stopped| stopped.pending_signal().is_none());
                 let can_repeat_call =
                     thread.registers.cs == CODE_SEGMENT_64 && thread.restarted.is_some();
                 if !has_no_signal
@@ -270,20 +271,25 @@ impl SnapshotThreads {
 
     /// Resumes all threads, and returns their registers. `loaded` is as for [`Registers::read_at_exit`].
     pub(super) fn resume_all(mut self, maps: &[u8], loaded: &[u64]) -> Vec<Registers> {
-        self.resume();
-        let library = c_library_code(maps, loaded);
+        self.resume_with_restart();
+        let library = c_library_code_ranges(maps, loaded);
         self.threads
             .iter()
             .map(|(thread, _)| Registers {
                 kernel_words: thread.kernel_words.clone(),
-                ..Registers::new(thread.tid, &thread.registers, &thread.state, &library)
+                ..Registers::from_thread_state(
+                    thread.tid,
+                    &thread.registers,
+                    &thread.state,
+                    &library,
+                )
             })
             .collect()
     }
 
-    /// Resumes threads that would see EINTR so that they repeat their call. The others are resumed by the
-    /// drop of their guards.
-    fn resume(&mut self) {
+    /// Resumes all threads that are still stopped. Those that would see EINTR repeat their call; the others are resumed
+    /// by the drop of their guards.
+    fn resume_with_restart(&mut self) {
         for (thread, stopped) in &mut self.threads {
             let restarted = thread
                 .restarted
@@ -298,7 +304,7 @@ impl SnapshotThreads {
 
 impl Drop for SnapshotThreads {
     fn drop(&mut self) {
-        self.resume();
+        self.resume_with_restart();
     }
 }
 
@@ -310,29 +316,34 @@ impl Registers {
         maps: &[u8],
         loaded: &[u64],
     ) -> io::Result<Vec<Self>> {
-        let library = c_library_code(maps, loaded);
-        let last = exiting.thread();
+        let library = c_library_code_ranges(maps, loaded);
+        let last = exiting.stopped_thread();
         let (registers, state) = (last.registers()?, last.xstate()?);
         let mut all = vec![Self {
-            kernel_words: read_kernel_words(last, exiting.last_thread(), true),
-            ..Self::new(exiting.last_thread(), &registers, &state, &library)
+            kernel_words: read_kernel_words(last, exiting.last_tid(), true),
+            ..Self::from_thread_state(exiting.last_tid(), &registers, &state, &library)
         }];
         let killed = exiting.killed_threads().iter();
-        all.extend(
-            killed.map(|thread| Self::new(thread.tid, &thread.registers, &thread.xstate, &library)),
-        );
+        all.extend(killed.map(|thread| {
+            Self::from_thread_state(thread.tid, &thread.registers, &thread.xstate, &library)
+        }));
         Ok(all)
     }
 
     /// Collects the registers of a thread that may contain pointers. Omits the vector registers if the thread waits
     /// in a system call in `library`, the code of glibc.
-    fn new(tid: u32, r: &user_regs_struct, state: &XState, library: &[Range<u64>]) -> Self {
+    fn from_thread_state(
+        tid: u32,
+        r: &user_regs_struct,
+        state: &XState,
+        library: &[Range<u64>],
+    ) -> Self {
         let mut words = vec![
             r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11,
             r.r12, r.r13, r.r14, r.r15, r.rip, r.fs_base, r.gs_base,
         ];
-        // A function's caller does not expect these registers to be preserved (System V ABI for AMD64,
-        // 3.2.1). They may contain pointers that were copied long before.
+        // The caller of a library's function does not expect the vector registers to be preserved (System V ABI for
+        // AMD64, 3.2.1). They may contain pointers that were copied long before.
         let call = r.rip.wrapping_sub(CALL_LENGTH as u64);
         let is_waiting = r.orig_rax.cast_signed() != NO_CALL;
         if !(is_waiting && library.iter().any(|code| code.contains(&call))) {
@@ -361,7 +372,7 @@ mod tests {
             7f1000-7f2000 r-xp 00001000 fe:01 7     /lib/libc.so.6\n\
             7f3000-7f4000 r-xp 00000000 fe:01 8     /srv/web\n";
         let check = |loaded: &[u64], expected: Option<Range<u64>>| {
-            let found = c_library_code(maps, loaded).into_iter();
+            let found = c_library_code_ranges(maps, loaded).into_iter();
             assert!(found.eq(expected), "{loaded:x?}");
         };
         check(&[0x7f_0000, 0x7f_3000], Some(0x7f_1000..0x7f_2000));

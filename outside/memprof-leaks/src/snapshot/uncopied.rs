@@ -12,6 +12,7 @@ use crate::address_filter::AddressFilter;
 use crate::error::Error;
 use crate::regions::{ProcessMemory, Region, ViewedParts, read_regions};
 use crate::unsearched::Unsearched;
+use crate::words::{WORD, WORD_STEP, word_between};
 
 /// Bytes that are read between two checks of the deadline.
 const BYTES_PER_CHECK: u64 = 1 << 20;
@@ -95,8 +96,9 @@ enum SaveMethod {
 }
 
 impl SavePlan {
-    /// Plans how to save uncopied memory within `time` and `max_bytes`: all pages if they fit into both; else pointers
-    /// only, if reading all pages fits into `time`; else nothing.
+    /// Plans how to save uncopied memory within `time` and `max_bytes`: all pages if they fit into both; else only
+    /// words that may be pointers, if scanning all pages fits into `time`; else nothing. Allocates the buffer for the
+    /// pages.
     pub(super) fn new(
         kind: UncopiedKind,
         mappings: &[MappingUsage],
@@ -142,9 +144,9 @@ impl SavePlan {
 }
 
 impl UncopiedMemory {
-    /// Reads the uncopied memory of a process whose threads are all stopped. Reads it as planned, until the deadline at
-    /// the latest. `copy_maps` is the copy's /proc/PID/maps; `usage` are the mappings of the process. Fails if the
-    /// process or its copy was killed.
+    /// Reads the uncopied memory of a process whose threads are all stopped, as planned. Nothing is saved if that takes
+    /// longer than until `deadline`. `copy_maps` is the copy's /proc/PID/maps; `usage` are the mappings of the process.
+    /// Fails if the process was killed.
     pub(super) fn save(
         pid: u32,
         copy_maps: &[u8],
@@ -169,14 +171,14 @@ impl UncopiedMemory {
                 read_regions(pid, |mapping| {
                     let is_shared = mapping.access[3] == b's';
                     let is_lacking =
-                        !is_copied(&mapping.range) || overlaps(&mapping.range, &emptied);
+                        !is_copied(&mapping.range) || overlaps_any(&mapping.range, &emptied);
                     !is_shared && is_lacking
                 })?
             }
             UncopiedKind::Shared => {
                 let unwritable = ranges(|each| each.is_unwritable);
                 read_regions(pid, |mapping| {
-                    mapping.access[3] == b's' && !overlaps(&mapping.range, &unwritable)
+                    mapping.access[3] == b's' && !overlaps_any(&mapping.range, &unwritable)
                 })?
             }
         };
@@ -187,10 +189,10 @@ impl UncopiedMemory {
         let devices = ranges(|each| each.is_device);
         let readable = regions
             .iter()
-            .filter(|region| !overlaps(&region.range, &devices));
+            .filter(|region| !overlaps_any(&region.range, &devices));
         let pages = readable.flat_map(|region| {
             let pages = region.pages.iter();
-            pages.map(|pages| (pages.clone(), region.is_direct()))
+            pages.map(|pages| (pages.clone(), region.supports_direct_read()))
         });
         let pages: Vec<_> = pages.collect();
         let size: u64 = pages.iter().map(|(pages, _)| pages.end - pages.start).sum();
@@ -259,7 +261,7 @@ impl UncopiedMemory {
     }
 
     /// Memory that the saved content takes, in bytes.
-    pub(crate) fn memory(&self) -> u64 {
+    pub(crate) fn memory_size(&self) -> u64 {
         match &self.saved {
             Some(SavedMemory::Pages { bytes, .. }) => bytes.capacity() as u64,
             Some(SavedMemory::Pointers(words)) => {
@@ -270,7 +272,7 @@ impl UncopiedMemory {
     }
 
     /// Copies the saved content at an address into a buffer. Bytes that were not saved are left unchanged.
-    pub(crate) fn read(&self, address: u64, buffer: &mut [u8]) {
+    pub(crate) fn copy_saved_into(&self, address: u64, buffer: &mut [u8]) {
         let end = address + buffer.len() as u64;
         match &self.saved {
             Some(SavedMemory::Pages { runs, bytes }) => {
@@ -320,7 +322,7 @@ fn save_pages(
     let (mut runs, mut end) = (Vec::new(), 0);
     for (run, is_direct) in pages {
         runs.push((run.clone(), end));
-        for block in blocks(run) {
+        for block in blocks_between_checks(run) {
             if Instant::now() > deadline {
                 return None;
             }
@@ -335,8 +337,8 @@ fn save_pages(
     Some(SavedMemory::Pages { runs, bytes })
 }
 
-/// Saves the words that may point to `targets`. `None` if the deadline passes, they need more than `max_bytes`, or a
-/// page does not arrive in time. Adds bytes that cannot be read to `unreadable`.
+/// Saves the words that may point to `targets`. `None` if the deadline passes, they need more than a third of
+/// `max_bytes`, or a page does not arrive in time. Adds bytes that cannot be read to `unreadable`.
 fn save_pointers(
     process: &ProcessMemory,
     pages: &[UncopiedRun],
@@ -349,18 +351,26 @@ fn save_pointers(
     let mut bytes = vec![0; BYTES_PER_CHECK as usize];
     let mut found = Vec::new();
     for (run, is_direct) in pages {
-        for block in blocks(run) {
+        let mut before = None;
+        for block in blocks_between_checks(run) {
             let block_bytes = &mut bytes[..(block.end - block.start) as usize];
             let read = process.read(block.start, block_bytes, *is_direct);
             *unreadable += (block_bytes.len() - read) as u64;
-            let words = block_bytes[..read].chunks_exact(8);
+            let words = block_bytes[..read].chunks_exact(WORD);
             let words = words.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
-            let addresses = (block.start..).step_by(8);
-            found.extend(
-                addresses
-                    .zip(words)
-                    .filter(|(_, word)| targets.may_contain(*word)),
-            );
+            for (address, word) in (block.start..).step_by(WORD).zip(words) {
+                let packed = before.map(|before| word_between(before, word));
+                if let Some(packed) = packed.filter(|packed| targets.may_contain(*packed)) {
+                    found.push((address - WORD_STEP as u64, packed));
+                }
+                if targets.may_contain(word) {
+                    found.push((address, word));
+                }
+                before = Some(word);
+            }
+            if read < block_bytes.len() {
+                before = None;
+            }
             // A vector that grows needs three times its memory for a moment.
             if Instant::now() > deadline || found.len() > max_words / 3 {
                 return None;
@@ -372,14 +382,14 @@ fn save_pointers(
 }
 
 /// Splits a range into blocks of [`BYTES_PER_CHECK`] bytes.
-fn blocks(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+fn blocks_between_checks(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
     let end = range.end;
     let starts = range.clone().step_by(BYTES_PER_CHECK as usize);
     starts.map(move |start| start..end.min(start + BYTES_PER_CHECK))
 }
 
 /// Whether a range overlaps any of the others.
-fn overlaps(range: &Range<u64>, others: &[Range<u64>]) -> bool {
+fn overlaps_any(range: &Range<u64>, others: &[Range<u64>]) -> bool {
     let mut others = others.iter();
     others.any(|other| other.start < range.end && range.start < other.end)
 }
@@ -448,7 +458,7 @@ mod tests {
             saved,
             ..UncopiedMemory::default()
         };
-        memory.read(address, &mut buffer);
+        memory.copy_saved_into(address, &mut buffer);
         buffer
     }
 
@@ -475,6 +485,32 @@ mod tests {
         check(0x1006, &[7, 8, 9]);
         check(0x1008, &[9, 9, 9, 9, 9, 9, 9, 9, 0x11, 0]);
         check(0x1018, &[9]);
+    }
+
+    #[test]
+    fn pointers_at_multiples_of_4_are_saved() {
+        const TARGET: u64 = 0x5555_5000_1000;
+        let targets = iter::once(TARGET..TARGET + 0x1000);
+        let targets = AddressFilter::new(targets.collect::<Vec<_>>().iter());
+        let process = ProcessMemory::open(std::process::id()).unwrap();
+        let mut memory = vec![0x11_u8; 2 * BYTES_PER_CHECK as usize];
+        let first = memory.as_ptr().align_offset(WORD);
+        // In the middle of a block, and in two blocks.
+        let offsets = [8, 20, BYTES_PER_CHECK as usize - 4];
+        for offset in offsets {
+            memory[first + offset..][..WORD].copy_from_slice(&TARGET.to_le_bytes());
+        }
+        let start = memory.as_ptr().addr() as u64 + first as u64;
+        let run = (start..start + BYTES_PER_CHECK + 64, false);
+        let deadline = Instant::now() + Duration::from_secs(600);
+        let mut unreadable = 0;
+        let runs = [run];
+        let saved = save_pointers(&process, &runs, &targets, MIB, deadline, &mut unreadable);
+        let Some(SavedMemory::Pointers(saved)) = saved else {
+            panic!("{saved:?}");
+        };
+        assert_eq!(saved, offsets.map(|offset| (start + offset as u64, TARGET)));
+        assert_eq!(unreadable, 0);
     }
 
     #[test]

@@ -3,10 +3,11 @@
 //! of the process itself, which is stopped, and the copy would stay.
 
 use std::fs;
+use std::iter;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use memprof_ptrace::page_fault_server::{DESCRIPTOR_LINK, serves_address};
+use memprof_ptrace::page_fault_server::{DESCRIPTOR_LINK, descriptor_serves_address};
 
 use super::smaps::MappingUsage;
 use crate::error::Error;
@@ -25,54 +26,63 @@ pub(super) fn require_no_fork_events(pid: u32, mappings: &[MappingUsage]) -> Res
     let Some(served) = mappings.iter().find(|mapping| mapping.is_served) else {
         return Ok(());
     };
-    let address = served.range.start;
-    let mut features = features_held_by(pid, address);
-    if features.is_empty() {
-        features = features_of_others(address);
-    }
+    let features = features_of_all_processes(pid, served.range.start);
     match features.iter().all(|each| each & EVENT_FORK == 0) && !features.is_empty() {
         true => Ok(()),
         false => Err(Error::ForkEvents),
     }
 }
 
-/// Features of the descriptors of all processes that this user may inspect, as far as the time suffices, which serve a
-/// process with registered memory at `address`.
-fn features_of_others(address: u64) -> Vec<u64> {
+/// Features of all descriptors that [`features_of_process`] finds, in process `pid` and in each other process that this
+/// user may inspect: a process that holds a descriptor of its own may have passed a second one on. Ends after
+/// [`SEARCH_TIME`], even if other processes are left.
+fn features_of_all_processes(pid: u32, address: u64) -> Vec<u64> {
     let start = Instant::now();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    processes
+    let others = processes
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .take_while(|_| start.elapsed() < SEARCH_TIME)
-        .flat_map(|pid| features_held_by(pid, address))
+        .filter(|other| *other != pid)
+        .take_while(|_| start.elapsed() < SEARCH_TIME);
+    iter::once(pid)
+        .chain(others)
+        .flat_map(|pid| features_of_process(pid, address))
         .collect()
 }
 
-/// Features of the userfaultfd descriptors of a process which serve a process with registered memory at `address`.
-/// Empty if it has none, or if this user may not inspect it.
-fn features_held_by(pid: u32, address: u64) -> Vec<u64> {
+/// Features of the userfaultfd descriptors that process `pid` holds and that serve a process with registered memory at
+/// `address`. A descriptor of which that is not known counts if it has the fork feature. Empty if there are none, or if
+/// this user may not inspect the process.
+fn features_of_process(pid: u32, address: u64) -> Vec<u64> {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
     let numbers = descriptors
         .into_iter()
         .flatten()
         .flatten()
         .filter_map(|descriptor| {
-            let link = fs::read_link(descriptor.path()).ok()?;
-            let number: i32 = descriptor.file_name().to_str()?.parse().ok()?;
-            (link == Path::new(DESCRIPTOR_LINK)).then_some(number)
+            let number = descriptor.file_name().to_str()?.parse().ok()?;
+            is_descriptor(pid, number).then_some(number)
         });
     let features = numbers.filter_map(|number| {
         let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
-        // An unknown form may be one with the feature.
+        // If the form is not known, the feature may be set.
         let features = parse_features(&text).unwrap_or(u64::MAX);
-        let is_server = match serves_address(pid, number, address) {
+        let is_server = match descriptor_serves_address(pid, number, address) {
             Ok(serves) => serves,
-            // One that does not say may serve it; it proves nothing about the memory if it has not the feature.
+            // The process has ended, or closed it.
+            Err(_) if !is_descriptor(pid, number) => false,
+            // This descriptor may serve the address. With the feature, it rules the fork out; without, it proves
+            // nothing.
             Err(_) => features & EVENT_FORK != 0,
         };
         is_server.then_some(features)
     });
     features.collect()
+}
+
+/// Whether process `pid` holds a descriptor of userfaultfd(2) under that number.
+fn is_descriptor(pid: u32, number: i32) -> bool {
+    let link = fs::read_link(format!("/proc/{pid}/fd/{number}"));
+    link.is_ok_and(|link| link == Path::new(DESCRIPTOR_LINK))
 }
 
 /// Parses the features of a descriptor's fdinfo: the second of the hexadecimal numbers of the line `API:`. `None` if
@@ -109,7 +119,7 @@ mod tests {
             ..mapping
         };
         // No server is found, unless another test's process has one.
-        assert!(features_held_by(std::process::id(), 0).is_empty());
+        assert!(features_of_process(std::process::id(), 0).is_empty());
         let error = require_no_fork_events(std::process::id(), &[served]);
         assert!(
             matches!(error, Ok(()) | Err(Error::ForkEvents)),

@@ -1,7 +1,7 @@
 //! Stacks of jemalloc's profiler (`prof_structs.h` of 5.3.0 and 5.3.1): a sample's context refers to the
 //! context of all threads, which has the stack.
 
-use super::{Stack, is_code};
+use super::{Stack, may_be_return_address};
 use crate::snapshot_memory::SnapshotMemory;
 
 /// Offset in a `prof_tctx_t` of its `prof_gctx_t`.
@@ -18,8 +18,8 @@ const MAX_FRAMES: u32 = 1024;
 /// Reads the stack of a context. `None` if it is inconsistent: the frames must be where the context says, and
 /// the first one must be code.
 pub(super) fn read_stack(view: &SnapshotMemory, context: u64) -> Option<Stack> {
-    let global = view.word(context.checked_add(GLOBAL_CONTEXT_OFFSET)?)?;
-    let word = |offset: u64| view.word(global.checked_add(offset)?);
+    let global = view.read_word(context.checked_add(GLOBAL_CONTEXT_OFFSET)?)?;
+    let word = |offset: u64| view.read_word(global.checked_add(offset)?);
     let frames = global.checked_add(FIRST_FRAME_OFFSET)?;
     let count = word(COUNT_OFFSET)? as u32;
     if word(FRAMES_OFFSET)? != frames || !(1..=MAX_FRAMES).contains(&count) {
@@ -32,5 +32,5 @@ pub(super) fn read_stack(view: &SnapshotMemory, context: u64) -> Option<Stack> {
     let frames = bytes.chunks_exact(8);
     let frames = frames.map(|frame| u64::from_le_bytes(frame.try_into().expect("eight bytes")));
     let frames: Stack = frames.collect();
-    is_code(view, frames[0]).then_some(frames)
+    may_be_return_address(view, frames[0]).then_some(frames)
 }

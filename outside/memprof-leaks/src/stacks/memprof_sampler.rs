@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use memprof_sampler::{MARK, MAX_FRAMES, RemoteTables};
 
-use super::{Stack, is_code};
+use super::{Stack, may_be_return_address};
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
 /// Tables of the samplers in a process: each loaded copy of the plugin has its own.
@@ -26,21 +26,24 @@ impl SamplerTables {
         let pages = files.flat_map(|region| &region.pages);
         let addresses = pages.flat_map(|pages| (pages.start..pages.end).step_by(8));
         let marks = addresses.filter(|address| {
-            memory.word(*address) == Some(first) && memory.word(address + 8) == Some(second)
+            memory.read_word(*address) == Some(first)
+                && memory.read_word(address + 8) == Some(second)
         });
-        let found =
-            marks.filter_map(|mark| RemoteTables::read_after(mark, |address| view.word(address)));
+        let found = marks.filter_map(|mark| {
+            RemoteTables::read_after_mark(mark, |address| view.read_word(address))
+        });
         Self(found.collect())
     }
 
-    /// The tables with the addresses of all samples, which are no roots: a sample does not hold its object.
+    /// Address ranges of the tables with the addresses of all samples. They are no roots: a sample does not hold its
+    /// object.
     pub(crate) fn table_ranges(&self) -> impl Iterator<Item = Range<u64>> {
         let ranges = self.0.iter().flat_map(RemoteTables::address_ranges);
         ranges.filter(|range| range.start < range.end)
     }
 
     /// Least mean bytes between the samples of a sampler. `None` if there is no sampler.
-    pub(super) fn interval(&self) -> Option<u64> {
+    pub(super) fn min_sample_interval(&self) -> Option<u64> {
         let intervals = self.0.iter().map(RemoteTables::interval);
         intervals.filter(|interval| *interval > 0).min()
     }
@@ -52,16 +55,18 @@ impl SamplerTables {
     ) -> impl Iterator<Item = u64> + 'a {
         let mut memory = CachedReader::new(view);
         let addresses = self.table_ranges().flat_map(|range| range.step_by(8));
-        let words = addresses.filter_map(move |address| memory.word(address));
+        let words = addresses.filter_map(move |address| memory.read_word(address));
         words.filter(|word| *word != 0)
     }
 
     /// Stack of the sample at `start`. `None` if there is no sample, or if its first frame is not in code.
-    pub(super) fn stack(&self, view: &SnapshotMemory, start: u64) -> Option<Stack> {
+    pub(super) fn read_stack(&self, view: &SnapshotMemory, start: u64) -> Option<Stack> {
         let mut frames = [0; MAX_FRAMES];
         self.0.iter().find_map(|remote| {
-            let stack = remote.read_stack(start, |address| view.word(address), &mut frames)?;
-            let is_code = stack.first().is_some_and(|leaf| is_code(view, *leaf));
+            let stack = remote.read_stack(start, |address| view.read_word(address), &mut frames)?;
+            let is_code = stack
+                .first()
+                .is_some_and(|leaf| may_be_return_address(view, *leaf));
             is_code.then(|| Stack::from(stack))
         })
     }

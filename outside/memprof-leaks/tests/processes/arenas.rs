@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use memprof_leaks::{Proof, prove};
+use memprof_leaks::{Proof, prove_leaks};
 
 use crate::compiled;
 use crate::leaks::LONG_PAUSE;
@@ -10,7 +10,7 @@ use crate::target::Target;
 
 fn proof(command: &mut Command) -> Proof {
     let mut target = Target::from_command(command);
-    let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+    let proof = prove_leaks(target.pid, LONG_PAUSE, &|_| {}).unwrap();
     target.assert_unharmed();
     proof
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use memprof_leaks::exit_stop::{RunOutcome, run_until_exit};
-use memprof_leaks::{AnalysisOptions, Proof, prove_at_exit};
+use memprof_leaks::{AnalysisOptions, Proof, prove_leaks_at_exit};
 
 use crate::compiled;
 use crate::target::built;
@@ -13,7 +13,7 @@ fn proof(command: &mut Command, status: i32) -> Proof {
     let RunOutcome::AtExit(exiting) = run_until_exit(command, |_| ()).unwrap() else {
         panic!("{command:?} has ended");
     };
-    let proof = prove_at_exit(&exiting, AnalysisOptions::default(), &|_| {}).unwrap();
+    let proof = prove_leaks_at_exit(&exiting, AnalysisOptions::default(), &|_| {}).unwrap();
     assert_eq!(exiting.end().unwrap().code(), Some(status));
     proof
 }

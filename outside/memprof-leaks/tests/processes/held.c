@@ -1,12 +1,14 @@
 /* held MODE: a program that loses LOST objects of LOST_SIZE bytes, and holds HELD objects of HELD_SIZE bytes only in the
    kind of memory, or of kernel object, that MODE names. Prints "ready PID" and echoes what it reads. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <mqueue.h>
 #include <poll.h>
 #include <pthread.h>
 #include <pty.h>
 #include <sched.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -24,6 +26,7 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 enum { LOST = 7, LOST_SIZE = 5000, HELD = 50, HELD_SIZE = 1000, PAGE = 4096 };
@@ -76,6 +79,13 @@ static void in_untouched(void) {
 }
 static void in_unmapped_file(void) {
     int fd = memory_file(); void *to = map(PAGE, MAP_SHARED, fd); fill(to); munmap(to, PAGE);
+}
+/* Opening the file would send a signal that ends this process. */
+static void in_leased_file(void) {
+    char name[] = "/dev/shm/heldXXXXXX"; int fd = mkstemp(name); unlink(name);
+    if (ftruncate(fd, PAGE)) fail("ftruncate");
+    void *to = map(PAGE, MAP_SHARED, fd); fill(to); munmap(to, PAGE);
+    if (fcntl(fd, F_SETLEASE, F_WRLCK)) fail("fcntl");
 }
 /* The pages of a private mapping that was not written to are those of the file. */
 static void in_private_view(void) {
@@ -263,22 +273,88 @@ static void by_xor_list(void) {
     table[0] = (uintptr_t)nodes[1]; memset(nodes, 0, sizeof nodes);
 }
 
+/* Kept as an integer of Ruby and SBCL, of Guile, of CPython (digits of 30 bits), and as a number of JavaScript. */
+static void by_integer_of_ruby(void) { for (int i = 0; i < HELD; i++) table[i] = (uintptr_t)make(HELD_SIZE) << 1 | 1; }
+static void by_integer_of_guile(void) { for (int i = 0; i < HELD; i++) table[i] = (uintptr_t)make(HELD_SIZE) << 2 | 2; }
+static void by_integer_of_python(void) { for (int i = 0; i < HELD; i++) { uintptr_t value = (uintptr_t)make(HELD_SIZE); table[i] = (value >> 30) << 32 | (value & 0x3fffffff); } }
+static void by_double(void) { for (int i = 0; i < HELD; i++) { double value = (uintptr_t)make(HELD_SIZE); memcpy(&table[i], &value, sizeof value); } }
+
+/* Frames of a suspended context, deeper in the main stack than where its thread runs on. */
+static jmp_buf caller_jump, suspended_jump;
+static ucontext_t caller_context, suspended_context;
+__attribute__((noinline)) static void deeper(void (*suspend)(void)) {
+    volatile char above[256 << 10]; memset((void *)above, 0, sizeof above); suspend(); table[1] = above[0];
+}
+__attribute__((noinline)) static void jump_out(void) {
+    void *volatile held[HELD]; fill((void *)held); if (!setjmp(suspended_jump)) longjmp(caller_jump, 1);
+    table[0] = (uintptr_t)held[0];
+}
+static void in_jumped_frames(void) { if (!setjmp(caller_jump)) deeper(jump_out); }
+__attribute__((noinline)) static void swap_out(void) {
+    void *volatile held[HELD]; fill((void *)held); swapcontext(&suspended_context, &caller_context);
+    table[0] = (uintptr_t)held[0];
+}
+static void in_swapped_frames(void) {
+    static volatile int is_back;
+    if (getcontext(&caller_context)) fail("getcontext");
+    if (is_back) return;
+    is_back = 1; deeper(swap_out);
+}
+
+/* Descriptors that a thread alone has. */
+static void *unshare_table(void *unused) {
+    int pipes[2], epoll; if (unshare(CLONE_FILES) || pipe(pipes)) fail("unshare");
+    epoll = epoll_create1(0);
+    for (int i = 0; i < HELD; i++) {
+        void *object = make(HELD_SIZE);
+        struct epoll_event event = {.events = EPOLLIN, .data.ptr = object}; int timer = eventfd(0, 0);
+        if (i % 2) { if (epoll_ctl(epoll, EPOLL_CTL_ADD, timer, &event)) fail("epoll_ctl"); }
+        else if (write(pipes[1], &object, sizeof object) != sizeof object) fail("write");
+        object = event.data.ptr = 0;
+    }
+    wipe(); is_ready = 1;
+    for (;;) pause();
+    return unused;
+}
+static void in_own_descriptors(void) {
+    pthread_t thread; if (pthread_create(&thread, 0, unshare_table, 0)) fail("pthread_create");
+    while (!is_ready) usleep(1000);
+}
+
+/* Shared memory that is detached, and may be attached again. */
+static void in_detached_segment(void) {
+    int id = shmget(IPC_PRIVATE, PAGE, 0600); void *to = shmat(id, 0, 0); if (to == (void *)-1) fail("shmat");
+    fill(to); shmdt(to);
+}
+
+/* Objects of a second C library, each of which is in its own loader namespace, beside lost ones of the first. */
+static void of_second_library(void) {
+    void *library = dlmopen(LM_ID_NEWLM, "libc.so.6", RTLD_NOW); if (!library) fail("dlmopen");
+    void *(*allocate)(size_t) = dlsym(library, "malloc");
+    for (int i = 0; i < HELD; i++) table[i] = (uintptr_t)memset(allocate(HELD_SIZE), 0x11, HELD_SIZE);
+}
+static void lost_of_second_library(void) { of_second_library(); table[0] = 0; }
+
 static const struct { const char *name; void (*hold)(void); } modes[] = {
 #define MODE(name) {#name, name},
     MODE(in_shared) MODE(in_shared_read_only) MODE(in_shared_without_access) MODE(in_file) MODE(in_second_view)
     MODE(in_untouched) MODE(in_unmapped_file) MODE(in_private_view) MODE(in_system_v_memory) MODE(in_dropped_page_tables) MODE(in_secret_memory)
     MODE(in_pipe) MODE(in_terminal) MODE(in_stream) MODE(in_datagram) MODE(in_datagrams) MODE(in_message_queue) MODE(in_posix_queue) MODE(in_eventfd)
     MODE(in_signals) MODE(in_signals_of_thread) MODE(in_signal_stack) MODE(in_signal_stacks_of_threads) MODE(in_flight)
-    MODE(in_rseq_area) MODE(in_socket_of_child) MODE(in_socket_of_client)
+    MODE(in_leased_file) MODE(in_rseq_area) MODE(in_socket_of_child) MODE(in_socket_of_client)
     MODE(below_stack) MODE(between_stacks) MODE(below_unguarded_stack) MODE(below_signal_stack) MODE(in_variables_below_stack) MODE(in_sharing_process)
     MODE(in_code) MODE(in_code_read_only) MODE(in_code_at_a_block_end) MODE(in_shared_code)
     MODE(in_packed_events) MODE(in_packed_events_on_heap) MODE(by_end) MODE(by_low_bits)
     MODE(by_high_bits) MODE(by_nan_box) MODE(by_shift) MODE(by_swapped_bytes) MODE(by_packed_structs) MODE(across_blocks) MODE(by_mangled) MODE(by_tagged_list) MODE(by_xor_list)
+    MODE(by_integer_of_ruby) MODE(by_integer_of_guile) MODE(by_integer_of_python) MODE(by_double)
+    MODE(of_second_library) MODE(lost_of_second_library) MODE(in_jumped_frames) MODE(in_swapped_frames)
+    MODE(in_own_descriptors) MODE(in_detached_segment)
 };
 
 int main(int count, char **arguments) {
     free(malloc(30));
     lose();
+    wipe();
     int found = 0;
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
         if (count > 1 && !strcmp(arguments[1], modes[i].name)) { modes[i].hold(); found = 1; }

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use memprof_leaks::{
     AnalysisOptions, Detail, Error, GroupKind, HeapObjectKind, Holder, HolderGroup, Holding,
-    Method, SampledGroup, holders, prove,
+    Method, SampledGroup, find_process_holders, prove_leaks,
 };
 use tempfile::TempDir;
 
@@ -63,7 +63,7 @@ fn is_variable(kind: &GroupKind, expected: &str) -> bool {
 #[test]
 fn objects_of_map_are_held_by_its_variable() {
     let mut target = sessions();
-    let holding = holders(target.pid, Detail::None, LONG_PAUSE, &|_| {}).unwrap();
+    let holding = find_process_holders(target.pid, Detail::None, LONG_PAUSE, &|_| {}).unwrap();
     assert_eq!(holding.method, Method::Dominators);
     let global = largest(&holding, |kind| is_variable(kind, "sessions"));
     // A session has a node of the map, and of each order a node of its list, the order and its text.
@@ -89,7 +89,7 @@ fn holders_with_little_memory_are_shortest_paths() {
         max_memory: Some(25 << 20),
         ..LONG_PAUSE
     };
-    let holding = holders(target.pid, Detail::None, options, &|_| {}).unwrap();
+    let holding = find_process_holders(target.pid, Detail::None, options, &|_| {}).unwrap();
     assert_eq!(holding.method, Method::ShortestPath);
     let global = largest(&holding, |kind| is_variable(kind, "sessions"));
     assert_eq!(global.held_objects, COUNT * (2 + 3 * 3));
@@ -111,7 +111,7 @@ fn holders_beyond_max_memory_are_refused() {
         max_memory: Some(17 << 20),
         ..LONG_PAUSE
     };
-    let error = holders(target.pid, Detail::None, options, &|_| {}).unwrap_err();
+    let error = find_process_holders(target.pid, Detail::None, options, &|_| {}).unwrap_err();
     assert!(matches!(error, Error::Memory { .. }), "{error}");
     target.assert_unharmed();
 }
@@ -119,7 +119,7 @@ fn holders_beyond_max_memory_are_refused() {
 #[test]
 fn leaked_object_has_no_holders() {
     let mut target = sessions();
-    let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+    let proof = prove_leaks(target.pid, LONG_PAUSE, &|_| {}).unwrap();
     let group_of = |name: &str| {
         let mut groups = proof.leaked.iter();
         groups
@@ -135,7 +135,7 @@ fn leaked_object_has_no_holders() {
         group_of("shop::Order").objects >= 3 * leaked.objects,
         "{proof:?}"
     );
-    let none = holders(
+    let none = find_process_holders(
         target.pid,
         Detail::Object(leaked.example),
         LONG_PAUSE,
@@ -146,12 +146,32 @@ fn leaked_object_has_no_holders() {
     target.assert_unharmed();
 }
 
+/// Those that `leaks --prove` follows, too: at a multiple of 4, and in code at any address.
+#[test]
+fn objects_with_unaligned_pointers_have_holders() {
+    for mode in [
+        "in_packed_events",
+        "in_packed_events_on_heap",
+        "in_code",
+        "in_code_at_a_block_end",
+    ] {
+        let mut target = start("held", &[mode]);
+        let holding = find_process_holders(target.pid, Detail::None, LONG_PAUSE, &|_| {}).unwrap();
+        target.assert_unharmed();
+        // held.c holds 50 objects of 1,000 bytes.
+        let kind = GroupKind::Objects(HeapObjectKind::Size(1000));
+        let groups = holding.groups.iter().filter(|group| group.kind == kind);
+        let held: u64 = groups.map(|group| group.objects).sum();
+        assert!((50..=51).contains(&held), "{mode}: {:?}", holding.groups);
+    }
+}
+
 /// The program allocates some 35 MiB, of which one sample is taken in 4 KiB.
 #[test]
 fn samples_of_jemallocs_profiler_are_selected_by_stack() {
     let options = "prof:true,prof_active:true,lg_prof_sample:12";
     let mut target = with_environment([("LD_PRELOAD", JEMALLOC), ("MALLOC_CONF", options)]);
-    let holding = holders(target.pid, Detail::Samples, LONG_PAUSE, &|_| {}).unwrap();
+    let holding = find_process_holders(target.pid, Detail::Samples, LONG_PAUSE, &|_| {}).unwrap();
     target.assert_unharmed();
     let samples = holding.samples.as_ref().unwrap();
     let with_function =
@@ -176,7 +196,7 @@ fn samples_of_jemallocs_profiler_are_selected_by_stack() {
 #[test]
 fn samples_without_profiler_are_refused() {
     let mut target = sessions();
-    let error = holders(target.pid, Detail::Samples, LONG_PAUSE, &|_| {}).unwrap_err();
+    let error = find_process_holders(target.pid, Detail::Samples, LONG_PAUSE, &|_| {}).unwrap_err();
     assert!(matches!(error, Error::NoSamples), "{error}");
     target.assert_unharmed();
 }
@@ -225,7 +245,8 @@ impl Drop for Redis {
 fn keys_of_redis_are_held_by_its_server_variable() {
     const KEYS: u64 = 200_000;
     let redis = Redis::start(KEYS);
-    let holding = holders(redis.server.id(), Detail::None, LONG_PAUSE, &|_| {}).unwrap();
+    let holding =
+        find_process_holders(redis.server.id(), Detail::None, LONG_PAUSE, &|_| {}).unwrap();
     assert_eq!(holding.report.allocators, ["jemalloc"]);
     let server = largest(&holding, |kind| is_variable(kind, "server"));
     // A key has an entry in the table, a name and a value.
@@ -243,7 +264,7 @@ fn keys_of_redis_are_held_by_its_server_variable() {
 fn memory_of_program_is_not_called_stack_or_variable() {
     let holder_of_table = |mode: &str| {
         let mut target = start("owners", &[mode]);
-        let holding = holders(target.pid, Detail::None, LONG_PAUSE, &|_| {}).unwrap();
+        let holding = find_process_holders(target.pid, Detail::None, LONG_PAUSE, &|_| {}).unwrap();
         target.assert_unharmed();
         let holder = largest(&holding, |kind| matches!(kind, GroupKind::Holder(_)));
         assert!(holder.held_objects >= 2000, "{mode}: {holder:?}");

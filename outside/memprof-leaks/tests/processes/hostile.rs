@@ -1,6 +1,6 @@
 //! Heaps with random content: the analysis ends, and reports the inconsistent parts.
 
-use memprof_leaks::{Error, prove};
+use memprof_leaks::{Error, prove_leaks};
 
 use crate::leaks::LONG_PAUSE;
 use crate::start;
@@ -12,7 +12,7 @@ const ROUNDS: usize = 4;
 fn random_heap_content_ends_analysis_without_harm() {
     let mut target = start("hostile", &[]);
     for round in 0..ROUNDS {
-        match prove(target.pid, LONG_PAUSE, &|_| {}) {
+        match prove_leaks(target.pid, LONG_PAUSE, &|_| {}) {
             Ok(_) | Err(Error::NoHeap(_)) => {}
             Err(error) => panic!("{round}: {error}"),
         }

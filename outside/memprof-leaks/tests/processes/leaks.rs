@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use memprof_leaks::{AnalysisOptions, Proof, prove};
+use memprof_leaks::{AnalysisOptions, Proof, prove_leaks};
 use testkit::planted;
 
 use crate::target::{Target, built};
@@ -67,7 +67,7 @@ fn with_static_jemalloc() -> PathBuf {
 
 fn prove_in_mode(mode: &str, allocator: Allocator) -> Proof {
     let mut target = Target::from_command(allocator.command().arg(mode));
-    let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+    let proof = prove_leaks(target.pid, LONG_PAUSE, &|_| {}).unwrap();
     target.assert_unharmed();
     let expected = match allocator {
         Allocator::Glibc => &["glibc"][..],
@@ -125,7 +125,7 @@ fn leaks_sampled_by_jemallocs_profiler_have_stacks() {
     ] {
         let mut command = allocator.command();
         let mut target = Target::from_command(command.arg("leaks").env(variable, options));
-        let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+        let proof = prove_leaks(target.pid, LONG_PAUSE, &|_| {}).unwrap();
         target.assert_unharmed();
         check_stacks(&proof);
     }
@@ -188,7 +188,7 @@ fn python_objects_with_lost_reference_are_leaked() {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/processes/lost.py");
         command.args([script, &COUNT.to_string(), base]);
         let mut target = Target::from_command(command.env("PYTHONMALLOC", allocator));
-        let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+        let proof = prove_leaks(target.pid, LONG_PAUSE, &|_| {}).unwrap();
         target.assert_unharmed();
         let of_class = |class: &str| {
             let groups = proof.leaked.iter();
@@ -217,7 +217,7 @@ fn python_objects_with_lost_reference_are_leaked() {
 #[test]
 fn objects_in_heap_of_many_mappings_are_not_leaked() {
     let mut target = start("split", &[]);
-    let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+    let proof = prove_leaks(target.pid, LONG_PAUSE, &|_| {}).unwrap();
     target.assert_unharmed();
     assert_eq!(proof.leaked, []);
     assert!(proof.report.objects >= 40_000, "{proof:?}");

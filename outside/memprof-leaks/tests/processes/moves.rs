@@ -1,6 +1,6 @@
 //! Uncopied memory, and objects that are written through hidden pointers.
 
-use memprof_leaks::{AnalysisOptions, Proof, prove};
+use memprof_leaks::{AnalysisOptions, Proof, prove_leaks};
 
 use crate::leaks::LONG_PAUSE;
 use crate::start;
@@ -14,7 +14,7 @@ const LEAKED: u64 = 1 << 10;
 
 fn leaked(mib: &str, options: AnalysisOptions) -> Proof {
     let mut target = start("moves", &[mib]);
-    let proof = prove(target.pid, options, &|_| {}).unwrap();
+    let proof = prove_leaks(target.pid, options, &|_| {}).unwrap();
     target.assert_unharmed();
     proof
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use memprof_leaks::{
     AnalysisOptions, Detail, Error, GroupKind, HeapObjectKind, Holder, HolderGroup, Holding,
-    Method, census, holders, prove,
+    Method, find_process_holders, prove_leaks, take_census,
 };
 
 use crate::leaks::LONG_PAUSE;
@@ -33,7 +33,7 @@ fn find_holders(target: &mut Target) -> Holding {
         max_memory: Some(1 << 30),
         ..LONG_PAUSE
     };
-    let holding = holders(target.pid, Detail::None, options, &|_| {}).unwrap();
+    let holding = find_process_holders(target.pid, Detail::None, options, &|_| {}).unwrap();
     target.assert_unharmed();
     assert_eq!(holding.method, Method::Dominators);
     holding
@@ -136,7 +136,7 @@ fn census_is_that_of_collector_and_getsizeof() {
     for allocator in ALLOCATORS {
         let mut target = python("census.py", &[], allocator);
         let truth: BTreeMap<String, [u64; 2]> = parse_truth(&target.line());
-        let counted = census(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+        let counted = take_census(target.pid, LONG_PAUSE, &|_| {}).unwrap();
         target.assert_unharmed();
         assert_eq!(counted.pools > 0, allocator.starts_with("pymalloc"));
         assert!(counted.pool_used <= counted.pools);
@@ -191,7 +191,7 @@ fn parse_truth(line: &str) -> BTreeMap<String, [u64; 2]> {
 #[test]
 fn census_says_what_it_could_not_read_with_its_size() {
     let mut target = python("unread.py", &["300", "100000"], "pymalloc");
-    let counted = census(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+    let counted = take_census(target.pid, LONG_PAUSE, &|_| {}).unwrap();
     target.assert_unharmed();
     let warnings = &counted.report.warnings;
     let is_said = |text: &str| warnings.iter().any(|warning| warning.contains(text));
@@ -209,7 +209,7 @@ fn census_says_what_it_could_not_read_with_its_size() {
 #[test]
 fn census_of_program_without_python_is_refused() {
     let mut target = start("held", &["in_pipe"]);
-    let error = census(target.pid, LONG_PAUSE, &|_| {}).unwrap_err();
+    let error = take_census(target.pid, LONG_PAUSE, &|_| {}).unwrap_err();
     target.assert_unharmed();
     assert!(matches!(error, Error::NoPython), "{error}");
 }
@@ -224,7 +224,7 @@ fn only_lost_objects_are_leaked_among_those_of_every_form() {
     for python in interpreters() {
         let mut command = Command::new(&python);
         let mut target = Target::from_command(command.arg(format!("{FOLDER}/shapes.py")));
-        let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+        let proof = prove_leaks(target.pid, LONG_PAUSE, &|_| {}).unwrap();
         target.assert_unharmed();
         let mut found = BTreeMap::new();
         for group in &proof.leaked {
@@ -273,10 +273,10 @@ fn random_content_of_interpreter_ends_analysis_without_harm() {
         let mut target = python("hostile_python.py", &arguments, "pymalloc");
         for round in 0..ROUNDS {
             let pid = target.pid;
-            check_ends(round, || prove(pid, LONG_PAUSE, &|_| {}).err());
-            check_ends(round, || census(pid, LONG_PAUSE, &|_| {}).err());
+            check_ends(round, || prove_leaks(pid, LONG_PAUSE, &|_| {}).err());
+            check_ends(round, || take_census(pid, LONG_PAUSE, &|_| {}).err());
             check_ends(round, || {
-                holders(pid, Detail::None, LONG_PAUSE, &|_| {}).err()
+                find_process_holders(pid, Detail::None, LONG_PAUSE, &|_| {}).err()
             });
             target.write(b"\n");
             assert_eq!(target.line(), "done\n");
@@ -293,7 +293,7 @@ fn lists_of_running_collection_hold_nothing() {
         let arguments = [library.to_str().unwrap(), &count];
         let mut target = python("collecting.py", &arguments, allocator);
         for phase in ["counting", "separating"] {
-            let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+            let proof = prove_leaks(target.pid, LONG_PAUSE, &|_| {}).unwrap();
             let of_class = |name: &str| {
                 let groups = proof.leaked.iter();
                 let groups = groups.filter(|group| group.class.as_deref() == Some(name));
@@ -321,7 +321,7 @@ fn table_of_many_types_ends_analysis_in_bounded_time() {
     let pid = target.pid;
     let mut warnings = Vec::new();
     check_ends(0, || {
-        holders(pid, Detail::None, LONG_PAUSE, &|_| {})
+        find_process_holders(pid, Detail::None, LONG_PAUSE, &|_| {})
             .map(|holding| warnings = holding.report.warnings)
             .err()
     });
@@ -332,7 +332,7 @@ fn table_of_many_types_ends_analysis_in_bounded_time() {
     };
     is_said(&warnings, "types of Python were read");
     check_ends(1, || {
-        census(pid, LONG_PAUSE, &|_| {})
+        take_census(pid, LONG_PAUSE, &|_| {})
             .map(|census| warnings = census.report.warnings)
             .err()
     });

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use memprof_leaks::{AnalysisOptions, Error, UnsearchedAmount, UnsearchedRole, prove};
+use memprof_leaks::{AnalysisOptions, Error, UnsearchedAmount, UnsearchedRole, prove_leaks};
 use memprof_ptrace::stop::StoppedThread;
 
 use crate::leaks::{JEMALLOC, LONG_PAUSE};
@@ -15,7 +15,7 @@ use crate::{compiled, start};
 
 /// Error of an analysis that is refused. The process runs on, and has no children.
 fn refusal_of(target: &mut Target, options: AnalysisOptions) -> Error {
-    let error = prove(target.pid, options, &|_| {}).unwrap_err();
+    let error = prove_leaks(target.pid, options, &|_| {}).unwrap_err();
     target.assert_unharmed();
     assert_eq!(children(target.pid), "", "{error}");
     error
@@ -59,14 +59,14 @@ fn seccomp_filter_against_clone_is_refused() {
 #[test]
 fn traced_process_is_refused() {
     let mut target = start("planted", &["clean"]);
-    let tracing = StoppedThread::interrupt(target.pid).unwrap();
-    let error = prove(target.pid, LONG_PAUSE, &|_| {})
+    let tracing = StoppedThread::stop(target.pid).unwrap();
+    let error = prove_leaks(target.pid, LONG_PAUSE, &|_| {})
         .unwrap_err()
         .to_string();
     let tracer = format!("process {} already traces", std::process::id());
     assert!(error.starts_with(&tracer), "{error}");
     drop(tracing);
-    prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+    prove_leaks(target.pid, LONG_PAUSE, &|_| {}).unwrap();
     target.assert_unharmed();
 }
 
@@ -135,7 +135,7 @@ fn global_allocator_in_rust_is_noted_unless_it_calls_malloc() {
             command
         });
         let mut target = Target::from_command(&mut Command::new(program));
-        let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+        let proof = prove_leaks(target.pid, LONG_PAUSE, &|_| {}).unwrap();
         target.assert_unharmed();
         let parts = &proof.report.unsearched;
         assert_eq!(parts.len(), expected, "{mode}: {parts:?}");
@@ -161,7 +161,7 @@ fn c_library_after_many_libraries_is_found() {
     });
     let mut command = Command::new(compiled("planted"));
     let mut target = Target::from_command(command.arg("clean").env("LD_PRELOAD", library));
-    prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+    prove_leaks(target.pid, LONG_PAUSE, &|_| {}).unwrap();
     target.assert_unharmed();
 }
 
@@ -183,7 +183,7 @@ fn other_c_library_is_refused() {
 #[test]
 fn program_without_a_heap_has_no_leaks() {
     let mut target = start("quiet", &[]);
-    let proof = prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+    let proof = prove_leaks(target.pid, LONG_PAUSE, &|_| {}).unwrap();
     target.assert_unharmed();
     assert_eq!((proof.report.objects, proof.leaked.len()), (0, 0));
     assert_eq!(proof.report.allocators, [""; 0]);
@@ -270,7 +270,7 @@ fn cgroup_with_all_its_processes_is_refused() {
         "{error}"
     );
     group.set(limit, "max");
-    prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+    prove_leaks(target.pid, LONG_PAUSE, &|_| {}).unwrap();
 }
 
 #[test]
@@ -290,17 +290,46 @@ fn cgroup_without_memory_for_copied_pages_is_refused() {
     );
 }
 
+/// The memory that a process has allocated before stays charged to its former cgroup, but each page that it writes while
+/// there is a copy is charged to the new one.
+#[test]
+fn process_that_writes_more_than_its_cgroup_has_left_is_unharmed() {
+    let mut target = start("writes", &["80"]);
+    let files = ["memory.max", "memory.limit_in_bytes"];
+    let Some((group, limit)) = Cgroup::with_process(target.pid, "memory", files) else {
+        return;
+    };
+    group.set(limit, &(64 << 20).to_string());
+    let error = refusal_of(&mut target, LONG_PAUSE);
+    assert!(
+        matches!(error, Error::CopyEnded | Error::Headroom { .. }),
+        "{error}"
+    );
+    assert_eq!(error.exit_code(), 4);
+}
+
 /// Its fork would wait for a thread of its own, which is stopped.
 #[test]
 fn process_whose_forks_wait_for_the_server_of_its_memory_is_refused() {
     let served = |mode: &str| Target::from_command(Command::new(compiled("served")).arg(mode));
-    let error = refusal_of(&mut served("forks"), LONG_PAUSE);
-    assert!(matches!(error, Error::ForkEvents), "{error}");
-    assert_eq!(error.exit_code(), 4);
-    for mode in ["faults", "stranger"] {
+    for (mode, is_refused) in [
+        ("forks", true),
+        ("passed", true),
+        ("faults", false),
+        ("stranger", false),
+    ] {
         let mut target = served(mode);
         let before = children(target.pid);
-        prove(target.pid, LONG_PAUSE, &|_| {}).unwrap();
+        match prove_leaks(target.pid, LONG_PAUSE, &|_| {}) {
+            Err(error) => {
+                assert!(
+                    is_refused && matches!(error, Error::ForkEvents),
+                    "{mode}: {error}"
+                );
+                assert_eq!(error.exit_code(), 4);
+            }
+            Ok(_) => assert!(!is_refused, "{mode}"),
+        }
         target.assert_unharmed();
         assert_eq!(children(target.pid), before, "{mode}");
     }

@@ -3,7 +3,8 @@
 use std::process::Command;
 
 use memprof_leaks::{
-    AnalysisOptions, Detail, GroupKind, HeapObjectKind, Holding, Method, Proof, holders, prove,
+    AnalysisOptions, Detail, GroupKind, HeapObjectKind, Holding, Method, Proof,
+    find_process_holders, prove_leaks,
 };
 
 use crate::compiled;
@@ -25,7 +26,7 @@ fn proof(shape: &str, library: &str, max_memory: Option<u64>) -> Proof {
         max_memory,
         ..LONG_PAUSE
     };
-    let proof = prove(target.pid, options, &|_| {}).unwrap();
+    let proof = prove_leaks(target.pid, options, &|_| {}).unwrap();
     target.assert_unharmed();
     let leaked = proof.leaked.iter().map(|group| group.objects);
     assert_eq!(leaked.sum::<u64>(), 7, "{shape} {library}: {proof:?}");
@@ -57,7 +58,7 @@ fn holding(shape: &str, max_memory: Option<u64>) -> Holding {
         max_memory,
         ..LONG_PAUSE
     };
-    holders(scattered(shape, "").pid, Detail::None, options, &|_| {}).unwrap()
+    find_process_holders(scattered(shape, "").pid, Detail::None, options, &|_| {}).unwrap()
 }
 
 /// Number of objects of the program's structure, and the number of groups that they form.

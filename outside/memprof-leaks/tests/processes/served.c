@@ -1,7 +1,8 @@
 /* served MODE: a program with memory whose page faults a thread of its own serves (userfaultfd(2)). Prints "ready PID" and
    echoes what it reads, or "no" if the kernel refuses.
    MODE: forks (the server is notified of forks, which wait for it) | faults (it is not) | stranger (nor is it, and the
-   program also holds the descriptor that serves another process and is notified of its forks). */
+   program also holds the descriptor that serves another process and is notified of its forks) | passed (nor is it, but
+   only a child holds the descriptor that serves other memory of the program and is notified of forks). */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -31,15 +32,38 @@ static void *serves(void *zeros) {
     return zeros;
 }
 
-/* Registers new memory. Returns it, and sets its server; null if the kernel refuses. */
-static char *register_memory(int forks, int *descriptor) {
-    *descriptor = syscall(SYS_userfaultfd, O_CLOEXEC);
+/* Returns a descriptor that can serve this process; negative if the kernel refuses. */
+static int open_server(int forks) {
+    int descriptor = syscall(SYS_userfaultfd, O_CLOEXEC);
     struct uffdio_api api = {.api = UFFD_API, .features = forks ? UFFD_FEATURE_EVENT_FORK : 0};
+    return descriptor < 0 || ioctl(descriptor, UFFDIO_API, &api) ? -1 : descriptor;
+}
+
+/* Registers new memory with a server. Returns it; null if the kernel refuses. */
+static char *serve_memory(int descriptor) {
     char *memory = mmap(0, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     struct uffdio_register range = {
         .range = {(unsigned long)memory, LENGTH}, .mode = UFFDIO_REGISTER_MODE_MISSING};
-    int fails = *descriptor < 0 || ioctl(*descriptor, UFFDIO_API, &api);
-    return fails || ioctl(*descriptor, UFFDIO_REGISTER, &range) ? 0 : memory;
+    return ioctl(descriptor, UFFDIO_REGISTER, &range) ? 0 : memory;
+}
+
+/* Registers new memory. Returns it, and sets its server; null if the kernel refuses. */
+static char *register_memory(int forks, int *descriptor) {
+    *descriptor = open_server(forks);
+    return serve_memory(*descriptor);
+}
+
+/* Registers new memory with a server that only a child holds, which lives as long as this process. */
+static int pass_server(void) {
+    int descriptor = open_server(1);
+    /* Once memory is registered, a fork would wait for the server. */
+    if (descriptor >= 0 && !fork()) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;) pause();
+    }
+    char *memory = serve_memory(descriptor);
+    close(descriptor);
+    return memory != 0;
 }
 
 /* Takes the descriptor that serves a child, which lives as long as this process. */
@@ -50,7 +74,7 @@ static int hold_stranger(void) {
     if (!child) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         /* The kernel could not tell memory of the child at the same address from the parent's. */
-        mmap(0, 16 * LENGTH, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        for (int i = 0; i < 16; i++) mmap(0, LENGTH, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (!register_memory(1, &number)) number = -1;
         if (write(numbers[1], &number, sizeof number) < 0) return 0;
         for (;;) pause();
@@ -62,7 +86,8 @@ static int hold_stranger(void) {
 int main(int count, char **words) {
     const char *mode = count > 1 ? words[1] : "";
     char *memory = 0;
-    if (strcmp(mode, "stranger") || hold_stranger()) memory = register_memory(!strcmp(mode, "forks"), &server);
+    int has_other = !strcmp(mode, "stranger") ? hold_stranger() : !strcmp(mode, "passed") ? pass_server() : 1;
+    if (has_other) memory = register_memory(!strcmp(mode, "forks"), &server);
     if (!memory) {
         puts("no");
         return 0;

@@ -32,7 +32,7 @@ fn snapshots_leave_no_failed_call_signal_or_zombie() {
     let mut target = start("waits", &[]);
     let subject = CopyTarget::inspect(target.pid).unwrap();
     for round in 0..20 {
-        let snapshot = subject.snapshot(MAX_PAUSE, MAX_BYTES).unwrap();
+        let snapshot = subject.take_snapshot(MAX_PAUSE, MAX_BYTES).unwrap();
         assert_eq!(snapshot.threads.len(), 10, "{round}");
         assert!(snapshot.stopped < MAX_PAUSE, "{snapshot:?}");
         assert!(snapshot.release(&subject), "{round}");
@@ -64,13 +64,13 @@ fn process_that_executes_or_ends_is_refused() {
     target.write(b"\n");
     assert_eq!(target.line(), "ready\n");
     target.assert_unharmed();
-    let error = subject.snapshot(MAX_PAUSE, MAX_BYTES).unwrap_err();
+    let error = subject.take_snapshot(MAX_PAUSE, MAX_BYTES).unwrap_err();
     assert_eq!(error.to_string(), "has executed another program meanwhile");
     drop(subject);
     let subject = CopyTarget::inspect(target.pid).unwrap();
     target.signal(nix::sys::signal::Signal::SIGKILL);
     while fs::read_link(format!("/proc/{}/exe", target.pid)).is_ok() {}
-    let error = subject.snapshot(MAX_PAUSE, MAX_BYTES).unwrap_err();
+    let error = subject.take_snapshot(MAX_PAUSE, MAX_BYTES).unwrap_err();
     assert_eq!(error.to_string(), "has ended meanwhile");
 }
 
@@ -82,7 +82,7 @@ fn program_that_waits_for_children_of_any_kind_does_not_reap_copies() {
         let subject = CopyTarget::inspect(target.pid).unwrap();
         let own = children(target.pid);
         for _ in 0..20 {
-            let snapshot = subject.snapshot(MAX_PAUSE, MAX_BYTES).unwrap();
+            let snapshot = subject.take_snapshot(MAX_PAUSE, MAX_BYTES).unwrap();
             assert!(snapshot.release(&subject), "{mode}");
         }
         target.write(b"?\n");

@@ -16,7 +16,8 @@ pub(super) struct StartGate {
 }
 
 impl StartGate {
-    /// Lets children of `command` wait at a new gate. Fails if no pipe can be created.
+    /// Creates a gate at which children of `command` wait before they execute their program. Fails if no pipe can be
+    /// created.
     pub(super) fn new(command: &mut Command) -> io::Result<Self> {
         let pids = io::pipe()?;
         let (reader, opened) = io::pipe()?;

@@ -40,6 +40,8 @@ pub struct ProcStatus {
     pub size: [u64; 2],
     /// Memory locked by mlock(2) or mlockall(2), in bytes.
     pub locked: u64,
+    /// Memory pinned for devices and `io_uring(7)`, in bytes. A copy of the process gets pages of its own for it at once.
+    pub pinned: u64,
     /// Number of threads.
     pub threads: u32,
     /// Permitted and effective capabilities, as bits of capabilities(7).
@@ -85,7 +87,7 @@ impl ProcStatus {
     /// # Errors
     /// `NoSuchProcess`: no process has the pid; `Unreadable`: a file of /proc cannot be read or parsed.
     pub fn read_thread(thread: u32) -> Result<Self, Refusal> {
-        ProcDir::for_pid(thread).parse("status", Self::parse)
+        ProcDir::for_pid(thread).parse_file("status", Self::parse)
     }
 
     /// Parses the text of /proc/PID/status.
@@ -116,6 +118,7 @@ impl ProcStatus {
                 fields.amount_in_bytes("VmPeak"),
             ],
             locked: fields.amount_in_bytes("VmLck"),
+            pinned: fields.amount_in_bytes("VmPin"),
             threads: fields.number("Threads")?,
             capabilities: [fields.hex_mask("CapPrm")?, fields.hex_mask("CapEff")?],
             caught: fields.hex_mask("SigCgt")?,
@@ -132,9 +135,9 @@ impl ProcStatus {
         })
     }
 
-    /// Returns whether a signal of a fault waits for delivery: ptrace(2) stops a thread before it delivers one. Its handler
-    /// would take what the thread is made to run for the place of the fault; and if the program blocks the signal, it may end
-    /// the process once it is not blocked.
+    /// Returns whether one of [`FAULT_SIGNALS`] waits for delivery: ptrace(2) may stop a thread before that. If the
+    /// thread then made remote calls, the signal's handler would take their code for the place of the fault. A fault
+    /// signal that the program blocks may end the process once it is unblocked.
     pub fn has_pending_fault(&self) -> bool {
         let mut faults = FAULT_SIGNALS.iter();
         faults.any(|signal| self.pending >> (signal - 1) & 1 != 0)
@@ -230,6 +233,7 @@ mod tests {
         assert_eq!(with("Seccomp", "1").seccomp, SeccompMode::Strict);
         assert_eq!(with("Seccomp", "2").seccomp, SeccompMode::Filter);
         assert_eq!(with("TracerPid", "7").tracer, Some(7));
+        assert_eq!(with("VmPin", "  204800 kB").pinned, 200 << 20);
         assert_eq!(with("NSpid", "4711\t12\t1").ns_pids, [4711, 12, 1]);
     }
 

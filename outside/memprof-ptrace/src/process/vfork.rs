@@ -1,14 +1,11 @@
 //! Check whether a process shares its parent's memory, as it does between vfork(2) and execve(2).
-#![expect(unsafe_code, reason = "kcmp(2)")]
 
 use std::fs;
 
 use nix::errno::Errno;
 
 use super::ProcStatus;
-
-/// `KCMP_VM` of linux/kcmp.h.
-const KCMP_VM: libc::c_int = 1;
+use super::kcmp::have_same_memory;
 
 /// Returns whether a process that has not called execve(2) since its fork shares the memory of its parent. False if
 /// that cannot be determined.
@@ -42,13 +39,6 @@ pub fn count_memory_sharers(pid: u32) -> u64 {
         .count() as u64
 }
 
-/// Returns whether two processes share one address space, by kcmp(2). `ENOSYS` if the kernel was built without it.
-fn have_same_memory(one: u32, other: u32) -> Result<bool, Errno> {
-    // SAFETY: kcmp(2) takes numbers and touches no memory of this process.
-    let order = unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0_u64, 0_u64) };
-    Errno::result(order).map(|order| order == 0)
-}
-
 /// Returns whether both have the same mapped memory (current and peak) and resident memory, as processes with shared
 /// memory do. A fork that has touched nothing yet maps as much, but has less resident memory: file pages are not
 /// copied.
@@ -59,17 +49,6 @@ fn has_same_memory_size(child: &ProcStatus, parent: &ProcStatus) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn unrelated_processes_share_no_memory() {
-        let own = std::process::id();
-        assert_eq!(have_same_memory(own, own), Ok(true));
-        assert_eq!(
-            have_same_memory(own, std::os::unix::process::parent_id()),
-            Ok(false)
-        );
-        assert_eq!(have_same_memory(own, u32::MAX >> 1), Err(Errno::ESRCH));
-    }
 
     #[test]
     fn without_kcmp_memory_sizes_are_compared() {

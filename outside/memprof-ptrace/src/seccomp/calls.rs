@@ -69,7 +69,7 @@ const fn syscall(name: &'static str, number: c_long, first: [c_long; 4]) -> Name
 }
 
 /// Builds a requirement of a single call.
-const fn required(name: &'static str, number: c_long, first: [c_long; 4]) -> SyscallRequirement {
+const fn one_call(name: &'static str, number: c_long, first: [c_long; 4]) -> SyscallRequirement {
     SyscallRequirement::One(syscall(name, number, first))
 }
 
@@ -79,29 +79,29 @@ pub(super) const REQUIRED: &[SyscallRequirement] = &[
         syscall("clone3", libc::SYS_clone3, [0, 88, 0, 0]),
         syscall("clone", libc::SYS_clone, [THREAD_FLAGS, 0, 0, 0]),
     ]),
-    required("mmap", libc::SYS_mmap, [0, 4096, EXECUTE, ANONYMOUS_FLAGS]),
-    required("mmap", libc::SYS_mmap, [0, 4096, WRITE, ANONYMOUS_FLAGS]),
-    required("mmap", libc::SYS_mmap, [0, 4096, NO_ACCESS, STACK_FLAGS]),
-    required("mmap", libc::SYS_mmap, [0, 4096, EXECUTE, FIXED_FLAGS]),
-    required("mmap", libc::SYS_mmap, [0, 4096, WRITE, FIXED_FLAGS]),
-    required("mprotect", libc::SYS_mprotect, [0, 4096, READ, 0]),
-    required("mprotect", libc::SYS_mprotect, [0, 4096, WRITE, 0]),
-    required("munmap", libc::SYS_munmap, [0, 4096, 0, 0]),
-    required("rt_sigprocmask", libc::SYS_rt_sigprocmask, [2, 0, 0, 8]),
-    required("rt_sigreturn", libc::SYS_rt_sigreturn, [0; 4]),
-    required("set_robust_list", libc::SYS_set_robust_list, [0, 24, 0, 0]),
-    required("futex", libc::SYS_futex, [0, 128, 0, 0]),
-    required("futex", libc::SYS_futex, [0, 129, 1, 0]),
-    required("futex", libc::SYS_futex, [0, 137, 0, 0]),
+    one_call("mmap", libc::SYS_mmap, [0, 4096, EXECUTE, ANONYMOUS_FLAGS]),
+    one_call("mmap", libc::SYS_mmap, [0, 4096, WRITE, ANONYMOUS_FLAGS]),
+    one_call("mmap", libc::SYS_mmap, [0, 4096, NO_ACCESS, STACK_FLAGS]),
+    one_call("mmap", libc::SYS_mmap, [0, 4096, EXECUTE, FIXED_FLAGS]),
+    one_call("mmap", libc::SYS_mmap, [0, 4096, WRITE, FIXED_FLAGS]),
+    one_call("mprotect", libc::SYS_mprotect, [0, 4096, READ, 0]),
+    one_call("mprotect", libc::SYS_mprotect, [0, 4096, WRITE, 0]),
+    one_call("munmap", libc::SYS_munmap, [0, 4096, 0, 0]),
+    one_call("rt_sigprocmask", libc::SYS_rt_sigprocmask, [2, 0, 0, 8]),
+    one_call("rt_sigreturn", libc::SYS_rt_sigreturn, [0; 4]),
+    one_call("set_robust_list", libc::SYS_set_robust_list, [0, 24, 0, 0]),
+    one_call("futex", libc::SYS_futex, [0, 128, 0, 0]),
+    one_call("futex", libc::SYS_futex, [0, 129, 1, 0]),
+    one_call("futex", libc::SYS_futex, [0, 137, 0, 0]),
     // sleep(3) and similar functions; Rust's standard library panics if these calls fail.
     SyscallRequirement::InTurn(&[
         syscall("clock_nanosleep", libc::SYS_clock_nanosleep, [0; 4]),
         syscall("nanosleep", libc::SYS_nanosleep, [0; 4]),
     ]),
-    required("exit", libc::SYS_exit, [0; 4]),
-    required("openat", libc::SYS_openat, [CURRENT_DIR, 0, READ_ONLY, 0]),
-    required("read", libc::SYS_read, [0; 4]),
-    required("pread64", libc::SYS_pread64, [0; 4]),
+    one_call("exit", libc::SYS_exit, [0; 4]),
+    one_call("openat", libc::SYS_openat, [CURRENT_DIR, 0, READ_ONLY, 0]),
+    one_call("read", libc::SYS_read, [0; 4]),
+    one_call("pread64", libc::SYS_pread64, [0; 4]),
     SyscallRequirement::InTurn(&[
         syscall(
             "newfstatat",
@@ -110,39 +110,39 @@ pub(super) const REQUIRED: &[SyscallRequirement] = &[
         ),
         syscall("fstat", libc::SYS_fstat, [0; 4]),
     ]),
-    required("close", libc::SYS_close, [0; 4]),
-    required("fcntl", libc::SYS_fcntl, [0, libc::F_GETFD as c_long, 0, 0]),
-    required("getpid", libc::SYS_getpid, [0; 4]),
-    required("geteuid", libc::SYS_geteuid, [0; 4]),
-    required("socket", libc::SYS_socket, [UNIX, STREAM_SOCKET, 0, 0]),
-    required("bind", libc::SYS_bind, [0; 4]),
-    required("listen", libc::SYS_listen, [0; 4]),
-    required(
+    one_call("close", libc::SYS_close, [0; 4]),
+    one_call("fcntl", libc::SYS_fcntl, [0, libc::F_GETFD as c_long, 0, 0]),
+    one_call("getpid", libc::SYS_getpid, [0; 4]),
+    one_call("geteuid", libc::SYS_geteuid, [0; 4]),
+    one_call("socket", libc::SYS_socket, [UNIX, STREAM_SOCKET, 0, 0]),
+    one_call("bind", libc::SYS_bind, [0; 4]),
+    one_call("listen", libc::SYS_listen, [0; 4]),
+    one_call(
         "accept4",
         libc::SYS_accept4,
         [0, 0, 0, libc::SOCK_CLOEXEC as c_long],
     ),
-    required(
+    one_call(
         "getsockopt",
         libc::SYS_getsockopt,
         [0, 1, libc::SO_PEERCRED as c_long, 0],
     ),
-    required("ppoll", libc::SYS_ppoll, [0; 4]),
-    required("ioctl", libc::SYS_ioctl, [0, libc::FIONBIO as c_long, 0, 0]),
-    required("recvfrom", libc::SYS_recvfrom, [0; 4]),
-    required("sendmsg", libc::SYS_sendmsg, [0; 4]),
+    one_call("ppoll", libc::SYS_ppoll, [0; 4]),
+    one_call("ioctl", libc::SYS_ioctl, [0, libc::FIONBIO as c_long, 0, 0]),
+    one_call("recvfrom", libc::SYS_recvfrom, [0; 4]),
+    one_call("sendmsg", libc::SYS_sendmsg, [0; 4]),
 ];
 
 /// Calls that create a copy of the process and reap it, for `snapshot`.
 pub(super) const SNAPSHOT: &[SyscallRequirement] = &[
-    required(
+    one_call(
         "clone",
         libc::SYS_clone,
         [libc::CLONE_FILES as c_long, 4096, 0, 0],
     ),
-    required("rt_sigreturn", libc::SYS_rt_sigreturn, [0; 4]),
-    required("exit_group", libc::SYS_exit_group, [0; 4]),
-    required(
+    one_call("rt_sigreturn", libc::SYS_rt_sigreturn, [0; 4]),
+    one_call("exit_group", libc::SYS_exit_group, [0; 4]),
+    one_call(
         "wait4",
         libc::SYS_wait4,
         [0, 0, (libc::__WALL | libc::WNOHANG) as c_long, 0],
@@ -151,13 +151,13 @@ pub(super) const SNAPSHOT: &[SyscallRequirement] = &[
 
 /// Calls that read a thread's alternate signal stack.
 pub(super) const SIGNAL_STACK: &[SyscallRequirement] = &[
-    required("sigaltstack", libc::SYS_sigaltstack, [0, 4096, 0, 0]),
-    required("rt_sigreturn", libc::SYS_rt_sigreturn, [0; 4]),
+    one_call("sigaltstack", libc::SYS_sigaltstack, [0, 4096, 0, 0]),
+    one_call("rt_sigreturn", libc::SYS_rt_sigreturn, [0; 4]),
 ];
 
 /// Calls that give a thread a descriptor table of its own.
 pub(super) const OWN_DESCRIPTORS: &[SyscallRequirement] = &[
-    required(
+    one_call(
         "close_range",
         libc::SYS_close_range,
         [
@@ -167,16 +167,16 @@ pub(super) const OWN_DESCRIPTORS: &[SyscallRequirement] = &[
             0,
         ],
     ),
-    required(
+    one_call(
         "pipe2",
         libc::SYS_pipe2,
         [0, libc::O_CLOEXEC as c_long, 0, 0],
     ),
-    required("dup2", libc::SYS_dup2, [0, 1, 0, 0]),
+    one_call("dup2", libc::SYS_dup2, [0, 1, 0, 0]),
 ];
 
 /// `PR_SET_TSC` with `PR_TSC_ENABLE`, by which a thread may execute RDTSC.
-pub(super) const ENABLE_TIME_STAMPS: &[SyscallRequirement] = &[required(
+pub(super) const ENABLE_TIME_STAMPS: &[SyscallRequirement] = &[one_call(
     "prctl",
     libc::SYS_prctl,
     [
@@ -188,7 +188,7 @@ pub(super) const ENABLE_TIME_STAMPS: &[SyscallRequirement] = &[required(
 )];
 
 /// `ARCH_SET_CPUID` (asm/prctl.h) with 1, by which a thread may execute CPUID.
-pub(super) const ENABLE_CPUID: &[SyscallRequirement] = &[required(
+pub(super) const ENABLE_CPUID: &[SyscallRequirement] = &[one_call(
     "arch_prctl",
     libc::SYS_arch_prctl,
     [0x1012, 1, 0, 0],
@@ -196,7 +196,7 @@ pub(super) const ENABLE_CPUID: &[SyscallRequirement] = &[required(
 
 /// First call of each glibc thread, if glibc uses rseq(2).
 pub(super) const RSEQ: SyscallRequirement =
-    required("rseq", libc::SYS_rseq, [0, 32, 0, 0x5305_3053]);
+    one_call("rseq", libc::SYS_rseq, [0, 32, 0, 0x5305_3053]);
 
 /// Call that unlocks the sampler's memory if mlockall(2) has locked it.
 pub(super) const MUNLOCK: NamedSyscall = syscall("munlock", libc::SYS_munlock, [0, 4096, 0, 0]);

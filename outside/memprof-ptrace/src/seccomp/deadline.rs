@@ -4,7 +4,8 @@
 
 use crate::refusal::Refusal;
 
-/// Fails for a thread of the policy `SCHED_DEADLINE` without reset-on-fork, which is a bit of the policy's value.
+/// Fails for a thread of the policy `SCHED_DEADLINE` without reset-on-fork. That flag is a bit of the returned policy,
+/// which then is another value. A thread whose policy cannot be read passes.
 ///
 /// # Errors
 /// `Deadline`: it has that policy.

@@ -106,7 +106,7 @@ impl FilterAction {
 ///
 /// # Errors
 /// A filter has an invalid instruction, or checks the address of the call.
-pub fn evaluate(
+pub fn evaluate_filters(
     filters: &[Vec<BpfInstruction>],
     call: &SeccompData,
 ) -> Result<FilterAction, UndecidedFilter> {
@@ -122,7 +122,7 @@ pub fn evaluate(
     Ok(FilterAction::from_return_value(decided))
 }
 
-/// Runs one filter; returns its return value (`SECCOMP_RET_*` with its data). Fails as [`evaluate`] does.
+/// Runs one filter; returns its return value (`SECCOMP_RET_*` with its data). Fails as [`evaluate_filters`] does.
 fn run_filter(filter: &[BpfInstruction], call: &SeccompData) -> Result<u32, UndecidedFilter> {
     let mut machine = BpfMachine::default();
     let mut index = 0;
@@ -322,7 +322,7 @@ mod tests {
         let check = |instruction: BpfInstruction| {
             let filter = vec![instruction, plain(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW)];
             let code = instruction.code;
-            let found = evaluate(&[filter], &call);
+            let found = evaluate_filters(&[filter], &call);
             assert_eq!(
                 found,
                 Err(UndecidedFilter::Instruction { index: 0, code }),
@@ -340,12 +340,12 @@ mod tests {
         check(plain(0xffff, 0));
         let endless = [plain(BPF_LD | BPF_IMM, 0)].to_vec();
         let end = UndecidedFilter::Instruction { index: 1, code: 0 };
-        assert_eq!(evaluate(&[endless], &call), Err(end));
+        assert_eq!(evaluate_filters(&[endless], &call), Err(end));
         let filter = [plain(LOAD_DATA, 12)].to_vec();
         assert_eq!(
-            evaluate(&[filter], &call),
+            evaluate_filters(&[filter], &call),
             Err(UndecidedFilter::InstructionPointer { index: 0 })
         );
-        assert_eq!(evaluate(&[], &call), Ok(FilterAction::Allowed));
+        assert_eq!(evaluate_filters(&[], &call), Ok(FilterAction::Allowed));
     }
 }

@@ -10,7 +10,7 @@ use libc::{
 };
 use memprof_ptrace::Refusal;
 use memprof_ptrace::seccomp::{
-    BpfInstruction, FilterAction, SeccompData, evaluate, read_filters, require_calls,
+    BpfInstruction, FilterAction, SeccompData, evaluate_filters, read_filters, require_plugin_calls,
 };
 use nix::errno::Errno;
 use nix::sys::ptrace;
@@ -205,7 +205,7 @@ fn kernel_and_interpreter_agree() {
             arguments,
         };
         // A signal without a handler ends the process too.
-        let expected = match evaluate(&filters, &call).unwrap() {
+        let expected = match evaluate_filters(&filters, &call).unwrap() {
             FilterAction::Signal => FilterAction::Killed,
             answer => answer,
         };
@@ -239,7 +239,7 @@ fn filters_of_a_stopped_thread_are_read() {
     }
     let check = |call: libc::c_long, answer: u32, words: Option<&str>| {
         let mut target = Target::new(&["filter", &call.to_string(), &answer.to_string()]);
-        let found = while_stopped(&target, || require_calls(target.pid));
+        let found = while_stopped(&target, || require_plugin_calls(target.pid));
         let found = found.map_err(|refusal| refusal.to_string());
         let words = words.map(|call| format!("its seccomp filter forbids {call}"));
         assert_eq!(found.err(), words, "{call} {answer:#x}");
@@ -277,7 +277,10 @@ fn rseq_is_unused_by_a_thread_without_it() {
         libc::SYS_rseq.to_string(),
         (libc::SECCOMP_RET_ERRNO | Errno::EPERM as u32).to_string(),
     ]));
-    assert_eq!(while_stopped(&target, || require_calls(target.pid)), Ok(()));
+    assert_eq!(
+        while_stopped(&target, || require_plugin_calls(target.pid)),
+        Ok(())
+    );
     target.assert_unharmed();
 }
 
@@ -304,11 +307,14 @@ fn filters_are_returned_as_installed() {
 #[test]
 fn process_without_filter_passes() {
     let mut target = Target::new(&["serve"]);
-    let found = while_stopped(&target, || require_calls(target.pid));
+    let found = while_stopped(&target, || require_plugin_calls(target.pid));
     assert_eq!(found, Ok(()));
     target.assert_unharmed();
     drop(target);
     let mut child = Command::new("true").spawn().unwrap();
     child.wait().unwrap();
-    assert_eq!(require_calls(child.id()), Err(Refusal::NoSuchProcess));
+    assert_eq!(
+        require_plugin_calls(child.id()),
+        Err(Refusal::NoSuchProcess)
+    );
 }

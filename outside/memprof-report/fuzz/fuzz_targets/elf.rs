@@ -5,7 +5,7 @@
 use std::{env, fs, process};
 
 use libfuzzer_sys::fuzz_target;
-use memprof_report::{AddressId, Limits, Sources, parse, symbolize};
+use memprof_report::{AddressId, Limits, Sources, parse_profile, symbolize};
 
 /// Number of addresses that are symbolized, spread over the file.
 const ADDRESSES: usize = 200;
@@ -22,7 +22,8 @@ fuzz_target!(|bytes: &[u8]| {
     dump.push_str(&format!(
         "\nMAPPED_LIBRARIES:\n1000-{end:x} r-xp 0 0:0 0 /fuzzed\n"
     ));
-    let mut profile = parse(&mut dump.as_bytes(), &Limits::default(), false).expect("a good dump");
+    let mut profile =
+        parse_profile(&mut dump.as_bytes(), &Limits::default(), false).expect("a good dump");
     let sources = Sources {
         binary: Some(file),
         ..Sources::default()

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use memprof_report::{Limits, parse, unsample};
+use memprof_report::{Limits, parse_profile, unsample};
 
 fuzz_target!(|bytes: &[u8]| {
     let limits = Limits {
@@ -10,7 +10,7 @@ fuzz_target!(|bytes: &[u8]| {
         ..Limits::default()
     };
     for force in [false, true] {
-        if let Ok(mut profile) = parse(&mut &bytes[..], &limits, force) {
+        if let Ok(mut profile) = parse_profile(&mut &bytes[..], &limits, force) {
             let before = profile.samples.len();
             if unsample(&mut profile).is_ok() {
                 assert_eq!(profile.samples.len(), before);

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use memprof_report::{Format, Input, Limits, Options, report};
+use memprof_report::{Format, Input, Limits, Options, write_report};
 
 const TEXT: [Format; 9] = [
     Format::Text,
@@ -33,7 +33,7 @@ fuzz_target!(|bytes: &[u8]| {
             bytes: &mut bytes,
         };
         let mut out = Vec::new();
-        let written = report(input, None, &[], &options, &|_, _| {}, &mut out);
+        let written = write_report(input, None, &[], &options, &|_, _| {}, &mut out);
         if written.is_ok() && format != Format::Pprof {
             let text = str::from_utf8(&out).expect("text is UTF-8");
             assert!(

@@ -42,12 +42,14 @@ struct Holders {
 impl Holders {
     /// Returns whether a general register, or a part of it, holds the result. False for other registers.
     fn has_register(&self, register: Register) -> bool {
-        bit_of(register).is_some_and(|bit| self.registers & bit != 0)
+        register_bit(register).is_some_and(|bit| self.registers & bit != 0)
     }
 
     /// Records whether a general register holds the result. Ignores other registers.
     fn set_register(&mut self, register: Register, holds: bool) {
-        let Some(bit) = bit_of(register) else { return };
+        let Some(bit) = register_bit(register) else {
+            return;
+        };
         match holds {
             true => self.registers |= bit,
             false => self.registers &= !bit,
@@ -70,7 +72,7 @@ impl Holders {
 
 /// Bit of a general register in [`Holders::registers`]; a part, such as eax, has that of the whole. `None` for other
 /// registers.
-fn bit_of(register: Register) -> Option<u16> {
+fn register_bit(register: Register) -> Option<u16> {
     let full = register.full_register();
     (full.is_gpr64()).then(|| 1 << full.number())
 }
@@ -83,7 +85,7 @@ pub(super) struct ResultFlow<'c> {
 }
 
 impl<'c> ResultFlow<'c> {
-    /// Prepares to follow results in the `code` of one function, which starts at the address `start`.
+    /// Prepares to follow one call's result in the `code` of a function, which starts at the address `start`.
     pub(super) fn new(code: &'c [u8], start: u64) -> Self {
         Self {
             code,
@@ -92,9 +94,9 @@ impl<'c> ResultFlow<'c> {
         }
     }
 
-    /// Returns whether, on some path, the function returns the result of the call that ends at `return_address`. Paths
-    /// are followed for [`MAX_STEPS`] instructions in all.
-    pub(super) fn reaches_return(mut self, return_address: u64) -> bool {
+    /// Returns whether, on some path, the function returns the result of the call that ends at `return_address`.
+    /// Follows at most [`MAX_STEPS`] instructions, on all paths together: a return beyond them is not found.
+    pub(super) fn returns_result_of(mut self, return_address: u64) -> bool {
         let mut first = Holders::default();
         first.set_register(Register::RAX, true);
         let mut pending = vec![(return_address, first)];
@@ -116,9 +118,9 @@ impl<'c> ResultFlow<'c> {
     /// Follows the code at `address` to the next branch or return. Returns the branches, or the reason why the path
     /// ends. `holders` are the places of the result at the path's start.
     ///
-    /// A called function is taken to return its first argument, as memset does. So a jump out of the function, with the
-    /// result as the first argument, counts as a return of it. A branch that is taken only if the result is null is not
-    /// followed.
+    /// A called function is assumed to return its first argument, as memset does. So a jump out of the function, with
+    /// the result as the first argument, counts as a return of the result. A branch that is taken only if the result is
+    /// null is not followed.
     fn follow_to_branch(
         &mut self,
         address: u64,
@@ -183,7 +185,7 @@ impl<'c> ResultFlow<'c> {
                 _ => return PathEnd::Lost,
             }
             tests_result = is_null_test(&instruction, &holders);
-            track_move(&instruction, &mut holders, info);
+            update_holders(&instruction, &mut holders, info);
         }
         PathEnd::Lost
     }
@@ -224,7 +226,11 @@ fn is_null_test(instruction: &Instruction, holders: &Holders) -> bool {
 /// Updates `holders`, the places of the result, for an instruction without a branch. If the result is stored outside of
 /// the stack, all places are forgotten: functions that keep the block may leave it in rax, too. At most [`MAX_SLOTS`]
 /// stack slots are tracked.
-fn track_move(instruction: &Instruction, holders: &mut Holders, info: &mut InstructionInfoFactory) {
+fn update_holders(
+    instruction: &Instruction,
+    holders: &mut Holders,
+    info: &mut InstructionInfoFactory,
+) {
     let is_move = instruction.mnemonic() == Mnemonic::Mov && instruction.op_count() == 2;
     let moved = is_move.then(|| (instruction.op0_kind(), instruction.op1_kind()));
     let target = instruction.op0_register();
@@ -268,6 +274,7 @@ fn track_move(instruction: &Instruction, holders: &mut Holders, info: &mut Instr
         holders.set_register(register, false);
     }
     match is_reset {
+        // `leave` frees the stack frame, with its slots.
         true => holders.slots.clear(),
         false => {
             holders.rsp = holders
@@ -278,7 +285,8 @@ fn track_move(instruction: &Instruction, holders: &mut Holders, info: &mut Instr
     }
 }
 
-/// Bytes by which an `add` or `sub` of a constant changes rsp; 0 for other instructions.
+/// Bytes by which an `add` or `sub` of a constant changes rsp; 0 for other instructions, also for pushes and pops,
+/// which `stack_pointer_increment` counts.
 fn rsp_change(instruction: &Instruction) -> i64 {
     let change = match instruction.try_immediate(1) {
         Ok(change) if instruction.op0_register() == Register::RSP => change as i64,

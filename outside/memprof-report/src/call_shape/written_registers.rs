@@ -2,8 +2,8 @@
 
 use iced_x86::{Instruction, InstructionInfoFactory, OpAccess, OpKind, Register};
 
-/// Whether an instruction may write the register of one of the first two arguments: it names one, if only to read it,
-/// or is a string instruction, which changes both. Far cheaper than [`written_registers`].
+/// Returns whether an instruction may write rdi or rsi, the registers of the first two arguments: it names one of them,
+/// if only to read it, or is a string instruction, which changes both. Far cheaper than [`written_registers`].
 pub(super) fn may_write_argument(instruction: &Instruction) -> bool {
     let is_argument = |register: Register| {
         let full = register.full_register();

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::function_evidence::{FunctionEvidence, SourceEvidence};
-use super::name_rules::{find_rule, language_of_given_name};
+use super::name_rules::{find_rule, language_of_demangled_name};
 use super::namespace::namespaces;
 use super::reason::{OriginReason, Verdict};
 use super::rules::{RUNTIMES, Runtime};
@@ -121,7 +121,7 @@ impl ProfileEvidence {
         };
         let language = function
             .language
-            .or_else(|| language_of_given_name(function.name, self.has_rust));
+            .or_else(|| language_of_demangled_name(function.name, self.has_rust));
         FunctionEvidence {
             source,
             language,
@@ -257,6 +257,7 @@ mod tests {
             case("luaC_newobj", "/home/me/shop/lgc.c", LUA),
             case("g_list_of_orders", "", PROGRAM),
             case("talloc_report_page", "", PROGRAM),
+            case("obstack_of_orders", "", PROGRAM),
             case("PyObject_Registry", "", PROGRAM),
             case("Stub::fill", "", PROGRAM),
             // Rust: a trait of the program for a foreign type, and the program's own sources.
@@ -304,6 +305,9 @@ mod tests {
             case("xmlNewDocNode", "", "/opt/app/lib/libxml2.so.2"),
             case("operator new(unsigned long)", "", PROGRAM),
             case("strdup", "", PROGRAM),
+            case("_obstack_newchunk", "", PROGRAM),
+            case("_obstack_newchunk", "./libiberty/obstack.c", PROGRAM),
+            case("rpl_obstack_newchunk", "lib/obstack.c", PROGRAM),
             case("g_list_append", "", LIBRARY),
             case("EVP_CIPHER_CTX_new", "", LIBRARY),
             case("EVP_CIPHER_CTX_new", "crypto/evp/evp_enc.c", LIBRARY),
@@ -330,6 +334,19 @@ mod tests {
         let library: &'static str = Box::leak(library.into_boxed_str());
         let one = case("left_pad::pad", library, PROGRAM);
         assert_eq!(origin(one, &[]), CodeOrigin::Library);
+    }
+
+    #[test]
+    fn functions_of_openssl_are_plumbing_only_if_they_allocate_or_store() {
+        for (symbol, expected) in [
+            ("OPENSSL_init_crypto", CodeOrigin::Library),
+            ("OPENSSL_strndup", CodeOrigin::Plumbing),
+            ("OPENSSL_LH_insert", CodeOrigin::Plumbing),
+            ("OPENSSL_sk_push", CodeOrigin::Plumbing),
+        ] {
+            let one = case(symbol, "", LIBRARY);
+            assert_eq!(origin(one, &[]), expected, "{symbol}");
+        }
     }
 
     /// A program that was installed from a registry, or has the name of a known crate.

@@ -6,7 +6,7 @@ use std::io::Write;
 
 use super::reason::{BlockUse, OriginReason, Verdict, WrapperShape};
 use super::{CodeOrigin, CodeOrigins, OriginRules};
-use crate::calling_place::without_call;
+use crate::calling_place::name_without_call;
 use crate::error::{Error, Result};
 use crate::plural::pluralize;
 use crate::stacks::AddressId;
@@ -26,7 +26,7 @@ pub(crate) fn explain_origin(
 ) -> Result<()> {
     let SymbolizedProfile { profile, names, .. } = named;
     let origins = CodeOrigins::new(named, origin_rules);
-    let function = without_call(function);
+    let function = name_without_call(function);
     // By name, source file and mapped file.
     let mut found: BTreeMap<(&str, &str, &str), (Verdict, bool)> = BTreeMap::new();
     let main = profile.main_file().map(|mapping| mapping.path.as_str());
@@ -147,6 +147,9 @@ impl fmt::Display for WrapperShape {
             pluralize(self.stacks.into(), "stack"),
             pluralize(self.callers.into(), "caller")
         )?;
+        if self.has_many_calls {
+            f.write_str(" of many in its file")?;
+        }
         f.write_str(match self.block_use {
             Some(BlockUse::PassedOn) => ", it returns the block, of a size that they chose",
             Some(BlockUse::Returned) => ", it returns the block, of a size that it chose",

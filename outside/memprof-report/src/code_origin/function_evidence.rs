@@ -35,7 +35,7 @@ pub(super) struct FunctionEvidence<'p> {
 }
 
 impl<'p> SourceEvidence<'p> {
-    /// Evidence of a source file's path, which is empty if the file is unknown.
+    /// Classifies a source file by its path, which is empty if the file is unknown.
     pub(super) fn new(path: &'p str) -> Self {
         match library_directory(path) {
             _ if path.is_empty() => Self::Unknown,
@@ -58,7 +58,8 @@ impl<'p> SourceEvidence<'p> {
 }
 
 impl<'p> FunctionEvidence<'p> {
-    /// Collects the evidence on a frame's function. That of the whole profile is added later.
+    /// Collects the evidence on a frame's function. `ProfileEvidence::verdict` adds that of the whole profile, such as
+    /// the runtime.
     pub(super) fn new(
         frame: &Frame,
         names: &'p Names,

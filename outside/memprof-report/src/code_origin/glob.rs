@@ -20,7 +20,7 @@ pub(super) fn matches_glob(pattern: &str, name: &str) -> bool {
     let mut last = "";
     for part in parts {
         last = part;
-        // A searcher of the standard library takes longer to make than it takes to search a name.
+        // `str::find` prepares a searcher, which takes longer than to search such a short name.
         match memmem::find(rest, part.as_bytes()) {
             Some(index) => rest = &rest[index + part.len()..],
             None => return false,

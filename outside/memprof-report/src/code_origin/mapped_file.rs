@@ -48,7 +48,8 @@ impl<'p> MappedFile<'p> {
             .collect()
     }
 
-    /// Returns whether the file is a plugin or a library of the program, of which no rule knows more.
+    /// Returns whether the file counts as a plugin or library of the program: it is neither the program nor a system
+    /// library, nor named by a rule. False for JIT code, and for code in no mapping.
     pub(super) fn is_module(self) -> bool {
         let is_other = self.is_main || self.is_system_library || self.is_jit;
         self.path.is_some() && self.known.is_none() && !is_other

@@ -79,7 +79,7 @@ fn rule_holds(reach: &Reach, function: &FunctionEvidence<'_>, namespace: Option<
 
 /// Language of a function whose symbol is not known, by its demangled name: Rust if the name is a path and the profile
 /// has Rust code (`has_rust`), else `None`.
-pub(super) fn language_of_given_name(name: &str, has_rust: bool) -> Option<Language> {
+pub(super) fn language_of_demangled_name(name: &str, has_rust: bool) -> Option<Language> {
     let is_path = name.contains("::") || name.starts_with('<');
     (has_rust && is_path).then_some(Language::Rust)
 }

@@ -48,8 +48,8 @@ fn plain_namespace(function: &str) -> Option<Cow<'_, str>> {
     }
 }
 
-/// Crate of the type at the start of `text`, without marks of references and pointers. `None` for a type that is
-/// generic or built in.
+/// Returns the crate of the type at the start of `text`, of which references, pointers and brackets are skipped. `None`
+/// for a type whose name has no path: it is generic or built in.
 fn type_crate(text: &str) -> Option<&str> {
     let mut kind = text;
     while let Some(rest) = ["&mut ", "&", "*const ", "*mut ", "dyn ", "(", "[", "<"]

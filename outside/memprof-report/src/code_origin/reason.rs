@@ -68,6 +68,8 @@ pub(crate) struct WrapperShape {
     pub(crate) stacks: u32,
     /// Different functions that call it there.
     pub(crate) callers: u32,
+    /// Whether many places of its file call it.
+    pub(crate) has_many_calls: bool,
     /// Use of the block in its code. `None` if the code was not read.
     pub(crate) block_use: Option<BlockUse>,
     /// Whether its name says that it allocates.

@@ -7,15 +7,17 @@ mod files;
 mod functions;
 mod languages;
 mod libraries;
+mod namespaces;
 mod scripts;
 mod sources;
 
 use super::CodeOrigin;
 pub(super) use allocation_words::{ALLOCATING_ENDS, GROWING_ENDS, MEMORY_PARTS};
-pub(super) use files::{FILES, NAMESPACES};
+pub(super) use files::FILES;
 pub(super) use functions::FUNCTIONS;
 pub(super) use languages::LANGUAGES;
 pub(super) use libraries::LIBRARIES;
+pub(super) use namespaces::NAMESPACES;
 pub(super) use scripts::SCRIPTS;
 pub(super) use sources::{SOURCE_DIRECTORIES, SourceDirectory};
 

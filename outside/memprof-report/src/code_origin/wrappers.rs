@@ -38,6 +38,8 @@ struct FrontCalls {
     block_uses: [u32; 3],
     /// Whether the function is little more than the call.
     is_short: bool,
+    /// Whether many places of its file call the function.
+    has_many_calls: bool,
     /// Whether it is in a library or an interpreter.
     is_in_library: bool,
     name: Option<StringId>,
@@ -165,7 +167,7 @@ struct LeafFrame<'p> {
 }
 
 impl<'p> LeafView<'p> {
-    /// Frames of a stack, leaf first, without the allocator's addresses.
+    /// Iterates over the frames of a stack, leaf first, without those of the allocator's addresses at the leaf.
     fn leaf_frames<'s>(
         &'s self,
         origins: &'s CodeOrigins,
@@ -217,7 +219,7 @@ impl<'p> LeafView<'p> {
         let calls = calls.entry(front.function).or_default();
         calls.stacks.push(stack);
         calls.callers.push(caller.function);
-        calls.plumbing_callers += u32::from(self.is_helper(origins, front, caller));
+        calls.plumbing_callers += u32::from(self.is_plumbing_helper(origins, front, caller));
         calls.allocating_callers += u32::from(self.has_allocating_name(caller));
         calls.name = front.frame.named.then_some(front.frame.function);
         calls.is_in_library = is_in_library(&origins.verdicts[front.verdict]);
@@ -225,8 +227,9 @@ impl<'p> LeafView<'p> {
         if let Some(shape) = shape.filter(|_| front.is_outermost) {
             let callee = callee.map_or("malloc", |callee| self.named.names.strings.get(callee));
             calls.is_short = shape.is_short;
+            calls.has_many_calls = shape.has_many_calls;
             let block_use = match block_use(shape, callee) {
-                _ if self.is_checked_language(front.frame) => BlockUse::Kept,
+                _ if self.is_rust_or_d(front.frame) => BlockUse::Kept,
                 block_use => block_use,
             };
             calls.block_uses[block_use as usize] += 1;
@@ -249,7 +252,7 @@ impl<'p> LeafView<'p> {
             return (first, caller);
         }
         let mut next = caller;
-        while let Some(frame) = next.filter(|frame| self.is_same_mapping(first, *frame)) {
+        while let Some(frame) = next.filter(|frame| self.are_in_same_mapping(first, *frame)) {
             next = frames.next();
             if !frame.frame.named {
                 continue;
@@ -267,11 +270,19 @@ impl<'p> LeafView<'p> {
         (first, caller)
     }
 
-    /// Returns whether `one` is part of the plumbing that called it: a function without a symbol, called by plumbing of the
-    /// same file with a symbol.
-    fn is_helper(&self, origins: &CodeOrigins, one: LeafFrame<'_>, caller: LeafFrame<'_>) -> bool {
+    /// Returns whether `one` is part of the plumbing that called it: it has no symbol, and `caller` is plumbing with a
+    /// symbol in the same file.
+    fn is_plumbing_helper(
+        &self,
+        origins: &CodeOrigins,
+        one: LeafFrame<'_>,
+        caller: LeafFrame<'_>,
+    ) -> bool {
         let is_plumbing = origins.verdicts[caller.verdict].origin == CodeOrigin::Plumbing;
-        is_plumbing && caller.frame.named && !one.frame.named && self.is_same_mapping(one, caller)
+        is_plumbing
+            && caller.frame.named
+            && !one.frame.named
+            && self.are_in_same_mapping(one, caller)
     }
 
     /// Returns whether a function has a symbol that says that it allocates.
@@ -281,15 +292,15 @@ impl<'p> LeafView<'p> {
         frame.frame.named && *self.allocates[frame.function as usize].get_or_init(allocates)
     }
 
-    /// Returns whether two frames lie in one mapping. Two frames outside of all mappings count as such, too.
-    fn is_same_mapping(&self, one: LeafFrame<'_>, other: LeafFrame<'_>) -> bool {
+    /// Returns whether two frames lie in one mapping; true also for two frames that are in no mapping.
+    fn are_in_same_mapping(&self, one: LeafFrame<'_>, other: LeafFrame<'_>) -> bool {
         let mapping_of = |frame: LeafFrame<'_>| self.named.profile.mapping_of_frame(frame.address);
         mapping_of(one) == mapping_of(other)
     }
 
-    /// Returns whether a function is written in Rust or D, by its symbol. In these, blocks have owners: the function
-    /// returns an object of its own, not memory for its caller.
-    fn is_checked_language(&self, frame: &Frame) -> bool {
+    /// Returns whether a function is written in Rust or D, by its symbol. In these languages, a function returns an
+    /// object of its own, not a block for its caller.
+    fn is_rust_or_d(&self, frame: &Frame) -> bool {
         let symbol = frame.linkage.map(|id| self.named.names.strings.get(id));
         matches!(
             symbol.and_then(Language::from_symbol),
@@ -298,13 +309,13 @@ impl<'p> LeafView<'p> {
     }
 
     /// Returns the shape by which a function is a wrapper. `None` if it is no wrapper. Its name, its callers and its
-    /// use of the block decide: how many callers there are, and whether they are plumbing or have names of allocation
-    /// functions. A function that plumbing mostly calls as its helper is one in any case.
+    /// use of the block decide: how many callers there are, in the profile or in its file, and whether they are plumbing
+    /// or have names of allocation functions. A function that plumbing mostly calls as its helper is one in any case.
     fn wrapper_shape(&self, calls: &FrontCalls) -> Option<WrapperShape> {
         let name = calls.name.map(|name| self.named.names.strings.get(name));
         let name = name.map(AllocatingName::parse).unwrap_or_default();
         let callers = calls.count_callers();
-        let is_general = callers >= MANY_CALLERS;
+        let is_general = callers >= MANY_CALLERS || calls.has_many_calls;
         let most = calls.block_uses.iter().max().filter(|most| **most > 0);
         let block_use = most.and_then(|most| {
             let index = calls.block_uses.iter().position(|count| count == most)?;
@@ -334,6 +345,7 @@ impl<'p> LeafView<'p> {
             stacks: calls.stacks.len() as u32,
             callers,
             block_use,
+            has_many_calls: calls.has_many_calls,
             has_allocating_name: name.allocates || name.grows || name.mentions_memory,
         })
     }
@@ -366,5 +378,45 @@ fn block_use(shape: &CallShape, callee: &str) -> BlockUse {
         true if is_fixed => BlockUse::Returned,
         true => BlockUse::PassedOn,
         false => BlockUse::Kept,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::Names;
+    use crate::profile::Profile;
+
+    #[test]
+    fn unnamed_function_that_passes_blocks_on_is_wrapper_if_short_or_called_often() {
+        let named = SymbolizedProfile {
+            profile: Profile::default(),
+            names: Names::default(),
+            depths: Vec::new(),
+        };
+        let view = LeafView {
+            functions: FunctionIds::new(&named),
+            named: &named,
+            allocates: Vec::new(),
+        };
+        let check = |block_use: BlockUse, mut calls: FrontCalls, expected| {
+            calls.stacks = vec![StackId(0)];
+            calls.callers = vec![0];
+            calls.block_uses[block_use as usize] = 1;
+            assert_eq!(view.wrapper_shape(&calls).is_some(), expected, "{calls:?}");
+        };
+        let short = || FrontCalls {
+            is_short: true,
+            ..FrontCalls::default()
+        };
+        let called_often = || FrontCalls {
+            has_many_calls: true,
+            ..FrontCalls::default()
+        };
+        check(BlockUse::PassedOn, FrontCalls::default(), false);
+        check(BlockUse::PassedOn, short(), true);
+        check(BlockUse::PassedOn, called_often(), true);
+        check(BlockUse::Returned, called_often(), false);
+        check(BlockUse::Kept, called_often(), false);
     }
 }

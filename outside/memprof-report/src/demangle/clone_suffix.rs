@@ -37,7 +37,8 @@ const ALONE: &[&str] = &[
 ];
 
 /// Splits a symbol into its function's name and the suffixes of its clone: `xmalloc` and `.constprop.0.cold`. The
-/// second part is empty if it has none. After a mangled name, any suffix counts, as that of a coroutine's part (`.actor`).
+/// second part is empty if the symbol has no suffix. After a mangled name, any suffix counts, as that of a coroutine's
+/// part (`.actor`).
 pub(super) fn split_clone_suffix(symbol: &str) -> (&str, &str) {
     // Most symbols have none.
     if !symbol.contains('.') {
@@ -61,6 +62,7 @@ fn mangled_end(symbol: &str) -> Option<usize> {
         .any(|start| symbol.starts_with(start));
     // Two dots are Rust's `::` in a name of its legacy scheme that has no hash.
     let is_legacy = symbol.contains("..");
+    // A name is longer than its prefix, of up to three bytes.
     symbol
         .find('.')
         .filter(|end| is_mangled && !is_legacy && *end > 3)
@@ -81,7 +83,8 @@ fn legacy_rust_end(symbol: &str) -> Option<usize> {
     })
 }
 
-/// Returns the start of the last suffix. `None` if the text ends with none, or is nothing else.
+/// Returns the start of the last suffix of a symbol, at its dot. `None` if the symbol ends with none, or has nothing
+/// before it.
 fn last_suffix_start(symbol: &str) -> Option<usize> {
     let (before, last) = symbol.rsplit_once('.')?;
     let is_number = !last.is_empty() && last.bytes().all(|c| c.is_ascii_digit());

@@ -1,7 +1,7 @@
 //! Demangles the qualified names of D functions: <https://dlang.org/spec/abi.html#name_mangling>.
 
-/// Demangles the path of a D name, without types: `shop.Cart.add` of `_D4shop4Cart3addMFiZv`. A template instance ends
-/// the path, as in `shop.build!(…)`. `_Dmain` becomes `D main`. `None` if it has another form.
+/// Demangles the path of a name with the prefix `_D`, without types: `shop.Cart.add` of `_D4shop4Cart3addMFiZv`. A
+/// template instance ends the path, as in `shop.build!(…)`. `_Dmain` becomes `D main`. `None` if the name is malformed.
 pub(super) fn demangle_d(name: &str) -> Option<String> {
     if name == "_Dmain" {
         return Some("D main".to_owned());
@@ -48,7 +48,8 @@ pub(super) fn demangle_d(name: &str) -> Option<String> {
     (!path.is_empty()).then(|| path.join(".") + suffix)
 }
 
-/// Returns the identifier whose length stands at `at`, and the index behind it. `None` if there is none.
+/// Returns the identifier whose decimal length stands at the index `at`, and the index after it. `None` if the length
+/// is missing, 0 or too large.
 fn parse_identifier(name: &str, at: usize) -> Option<(&str, usize)> {
     let rest = name.get(at..)?;
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
@@ -58,8 +59,8 @@ fn parse_identifier(name: &str, at: usize) -> Option<(&str, usize)> {
     (!word.is_empty()).then_some((word, start + len))
 }
 
-/// Returns the distance of a back reference in bytes, and the index behind it. Its digits are letters in base 26, of
-/// which the last is in lower case. `None` if no such number is at `at`.
+/// Returns the distance of the back reference at the index `at`, in bytes towards the start of the name, and the index
+/// after it. Its digits are letters in base 26, of which the last is in lower case. `None` if it is malformed.
 fn parse_back_reference(name: &str, mut at: usize) -> Option<(usize, usize)> {
     let mut distance: usize = 0;
     loop {

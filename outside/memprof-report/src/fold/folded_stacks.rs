@@ -21,12 +21,12 @@ enum StackStore<'p> {
 }
 
 impl<'p> FoldedStacks<'p> {
-    /// Stacks of samples.
+    /// Creates stacks that are put together from samples whenever they are read.
     pub(super) fn from_samples(samples: SampleStacks<'p>) -> Self {
         Self(StackStore::Samples(Box::new(samples)))
     }
 
-    /// Stacks of lists, which must be sorted.
+    /// Creates stacks from lists of functions, which must be sorted.
     pub(super) fn from_lists(lists: StackLists) -> Self {
         Self(StackStore::Lists(lists))
     }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use super::Granularity;
 use super::unnamed_places::UnnamedPlaces;
-use crate::allocator_frames::is_allocator_function;
-use crate::closures::{OuterFrame, is_closure, mentions_closure, qualified_closure};
+use crate::allocator_frames::is_allocator_frame;
+use crate::closures::{OuterFrame, is_closure, qualified_closure_name};
 use crate::code_origin::CodeOrigin;
 use crate::managed::Place;
 use crate::names::{Frame, Names, StringId, Strings};
@@ -25,7 +25,7 @@ pub(super) struct FunctionTable {
 }
 
 impl FunctionTable {
-    /// Returns whether a function is the allocator's.
+    /// Returns whether a function is the allocator's, by its name.
     pub(super) fn is_allocator(&self, function: StringId) -> bool {
         self.is_allocator[function.0 as usize]
     }
@@ -35,8 +35,8 @@ impl FunctionTable {
         self.is_closure[function.0 as usize]
     }
 
-    /// Returns, by function, its place in the order of the names.
-    pub(super) fn ranks(&self) -> Vec<u32> {
+    /// Returns, by function id, the position of the function's name in sorted order.
+    pub(super) fn name_ranks(&self) -> Vec<u32> {
         let mut ranks = vec![0; self.functions.len()];
         for (rank, id) in (0..).zip(ids_by_name(&self.functions)) {
             ranks[id.0 as usize] = rank;
@@ -63,8 +63,7 @@ impl FunctionTable {
         };
         let index = id.0 as usize;
         if index == self.is_allocator.len() {
-            self.is_allocator
-                .push(is_allocator_function(names.strings.get(frame.function)));
+            self.is_allocator.push(is_allocator_frame(frame, names));
             self.is_closure
                 .push(frame.linkage.is_none() && is_closure(function));
             self.origins.push(CodeOrigin::default());
@@ -74,8 +73,9 @@ impl FunctionTable {
         id
     }
 
-    /// Returns the id of a function of an interpreted program and its line: each line has a row of its own.
-    pub(super) fn intern_managed(
+    /// Returns the id of a function of an interpreted program and its line: each line has a row of its own. The id's
+    /// code origin is the highest of those with which this was called.
+    pub(super) fn intern_managed_function(
         &mut self,
         frame: &Frame,
         language: StringId,
@@ -104,14 +104,9 @@ impl FunctionTable {
         id
     }
 
-    /// Returns, by the id of each string, whether a function's name may contain the type of a closure.
-    pub(super) fn mentions_closure(&self, names: &Names) -> Vec<bool> {
-        names.strings.iter().map(mentions_closure).collect()
-    }
-
     /// Replaces closures without a path among the `functions` of a stack, leaf first, by names with the path, where one
-    /// is found. Returns whether any was replaced. `addresses` are the frames of the stack. `mentions_closure` says by
-    /// string id whether a name may contain the type of a closure.
+    /// is found. Returns whether any was replaced. `addresses` are those of the stack: `functions` has one for each of
+    /// their frames. `mentions_closure` says by string id whether a name may contain the type of a closure.
     pub(super) fn qualify_closures(
         &mut self,
         functions: &mut [StringId],
@@ -131,7 +126,7 @@ impl FunctionTable {
                 is_same_file: frame.file == frames[index].file,
                 mentions_closure: mentions_closure[frame.function.0 as usize],
             });
-            let Some(name) = qualified_closure(self.functions.get(*function), outer) else {
+            let Some(name) = qualified_closure_name(self.functions.get(*function), outer) else {
                 continue;
             };
             let qualified = self.functions.intern(&name);

@@ -8,6 +8,7 @@ use foldhash::HashMap;
 use super::folded_stack::TimedAmounts;
 use super::function_table::FunctionTable;
 use super::{Granularity, Selection};
+use crate::closures::mentions_closure;
 use crate::code_origin::{CodeOrigins, OriginRules};
 use crate::comparison::Comparison;
 use crate::confidence::Confidence;
@@ -56,8 +57,8 @@ pub(super) struct StackFunctions<'s> {
 }
 
 impl<'p> ProfileSide<'p> {
-    /// Enters the functions of all addresses of a profile into `table`, and names closures by the stacks of the samples
-    /// that have a value.
+    /// Enters the functions of all addresses of a profile into `table`. If frames are functions, not lines, names
+    /// closures by the stacks of the samples that have a value.
     pub(super) fn new(
         named: &'p SymbolizedProfile,
         is_base: bool,
@@ -83,7 +84,7 @@ impl<'p> ProfileSide<'p> {
             let file = mapping.and_then(|mapping| files[mapping]);
             let frames = names.frames(id).iter().zip(origins.origins(id));
             let functions = frames.map(|(frame, origin)| match names.language(id) {
-                Some(language) => table.intern_managed(frame, language, names, origin),
+                Some(language) => table.intern_managed_function(frame, language, names, origin),
                 None => {
                     let function = function_names.name(frame);
                     let granularity = selection.granularity;
@@ -112,13 +113,14 @@ impl<'p> ProfileSide<'p> {
         self.ends.push(self.functions.len() as u32);
     }
 
-    /// Gives each stack in which a closure without a path can be named a list of its own.
+    /// Gives each stack in which a closure without a path can be named a list of functions of its own, without the
+    /// allocator's at the leaf.
     fn qualify_closures(&mut self, table: &mut FunctionTable) {
         if !self.functions.iter().any(|id| table.is_closure(*id)) {
             return;
         }
         let names = &self.named.names;
-        let mentions_closure = table.mentions_closure(names);
+        let mentions_closure: Vec<bool> = names.strings.iter().map(mentions_closure).collect();
         let has_closure: Vec<bool> = (0..self.ends.len() as u32)
             .map(|id| {
                 self.functions_of(AddressId(id))
@@ -127,7 +129,7 @@ impl<'p> ProfileSide<'p> {
             })
             .collect();
         let mut is_seen = vec![false; self.named.profile.stacks.len()];
-        for index in self.samples_with_value() {
+        for index in self.nonzero_sample_indexes() {
             let stack = self.samples()[index].stack;
             if std::mem::replace(&mut is_seen[stack.0 as usize], true) {
                 continue;
@@ -152,20 +154,20 @@ impl<'p> ProfileSide<'p> {
         }
     }
 
-    /// Number of all samples.
+    /// Number of all samples, also of those without a value.
     pub(super) fn sample_count(&self) -> usize {
         self.samples().len()
     }
 
     /// Indexes of the samples with a value other than 0.
-    pub(super) fn samples_with_value(&self) -> impl Iterator<Item = usize> + Clone + use<'p> {
+    pub(super) fn nonzero_sample_indexes(&self) -> impl Iterator<Item = usize> + Clone + use<'p> {
         let sample_type = self.sample_type;
         let samples = self.named.profile.samples.iter().enumerate();
         samples
             .filter_map(move |(index, sample)| (sample.values[sample_type] != 0).then_some(index))
     }
 
-    /// Value of a sample, on the side of the profile or of the base.
+    /// Returns the value of a sample with its confidence: as the value of the profile or of the base, the other is 0.
     pub(super) fn value(&self, sample: usize) -> Comparison {
         let sample = &self.samples()[sample];
         let mut values = Comparison {
@@ -181,14 +183,15 @@ impl<'p> ProfileSide<'p> {
         values
     }
 
-    /// Memory in use of a sample with its allocation time; `None` if it has no time.
+    /// Returns the bytes and objects in use of a sample with its allocation time; `None` if it has no time.
     pub(super) fn timed_amounts(&self, sample: usize) -> Option<TimedAmounts> {
         let sample = &self.samples()[sample];
         let [_, _, objects, bytes] = sample.values.0;
         Some((sample.alloc_time?, [bytes, objects]))
     }
 
-    /// Appends the functions of a sample's stack, root first, as [`root_of_stack`](Self::root_of_stack) says.
+    /// Appends the functions of a sample's stack, root first. Those of the allocator at the leaf are left out, but for
+    /// the outermost one if the stack has no others.
     pub(super) fn append_functions(&self, sample: usize, functions: &mut Vec<StringId>) {
         let stack = self.samples()[sample].stack;
         if let Some(list) = self.own_list(stack) {
@@ -196,27 +199,28 @@ impl<'p> ProfileSide<'p> {
             return;
         }
         let addresses = self.named.program_frames(stack);
-        let trimmed = self.trimmed_addresses(addresses) as usize;
+        let trimmed = self.trimmed_address_count(addresses) as usize;
         for address in addresses[trimmed..].iter().rev() {
             match self.functions_of(*address) {
-                // Most have one, for which a call of memcpy takes longer than the copy.
+                // Most addresses have one function, for which a call of memcpy takes longer than the copy.
                 [function] => functions.push(*function),
                 list => functions.extend_from_slice(list),
             }
         }
         let last = addresses.get(trimmed);
-        let trimmed = last.map_or(0, |address| self.trimmed_functions(*address));
+        let trimmed = last.map_or(0, |address| self.trimmed_function_count(*address));
         functions.truncate(functions.len() - trimmed);
     }
 
-    /// Returns the place in front of the functions of a sample's stack, root first. Allocator functions that were inlined
-    /// at the leaf are none of these, unless there are no others: then the outermost one stays.
+    /// Returns the place before the first function of a sample's stack, at its root. From there,
+    /// [`functions_after`](Self::functions_after) iterates over the functions that
+    /// [`append_functions`](Self::append_functions) appends.
     pub(super) fn root_of_stack(&self, sample: usize) -> StackPlace {
         let stack = self.samples()[sample].stack;
         StackPlace {
             addresses: 0,
             function: 0,
-            trimmed: self.trimmed_addresses(self.named.program_frames(stack)),
+            trimmed: self.trimmed_address_count(self.named.program_frames(stack)),
         }
     }
 
@@ -238,7 +242,7 @@ impl<'p> ProfileSide<'p> {
 
     /// Functions of a stack that has a list of its own, root first.
     fn own_list(&self, stack: StackId) -> Option<&[StringId]> {
-        // Most profiles have none, and a hash takes as long as all the rest of a step.
+        // Most profiles have none, and the hash takes as long as all the rest of reading a stack's next function.
         if self.own_lists.is_empty() {
             return None;
         }
@@ -262,7 +266,7 @@ impl<'p> ProfileSide<'p> {
 
     /// Number of a stack's addresses at its leaf that are left out, because all of their functions are the allocator's.
     /// The outermost address with a function stays. `addresses` come leaf first.
-    fn trimmed_addresses(&self, addresses: &[AddressId]) -> u32 {
+    fn trimmed_address_count(&self, addresses: &[AddressId]) -> u32 {
         let is_trimmed = |address: &AddressId| {
             self.allocator_counts[address.0 as usize] as usize == self.functions_of(*address).len()
         };
@@ -272,21 +276,22 @@ impl<'p> ProfileSide<'p> {
         first.unwrap_or(0) as u32
     }
 
-    /// Number of innermost functions that are left out of the last address of a stack: the allocator's, but not all.
-    fn trimmed_functions(&self, address: AddressId) -> usize {
+    /// Number of innermost functions of a stack's last address that are left out: the allocator's, but never all of
+    /// them.
+    fn trimmed_function_count(&self, address: AddressId) -> usize {
         let count = self.allocator_counts[address.0 as usize] as usize;
         count.min(self.functions_of(address).len().saturating_sub(1))
     }
 }
 
 impl<'s> StackFunctions<'s> {
-    /// Place behind the functions that were returned.
+    /// Place after the functions that the iterator has returned.
     pub(super) fn place(&self) -> StackPlace {
         self.place
     }
 
-    /// Functions of the next address, or the list of the stack's own, root first. `None` at the end of the stack.
-    fn functions_here(&self) -> Option<&'s [StringId]> {
+    /// Functions of the address at `place`, or the list of the stack's own, root first. `None` at the end of the stack.
+    fn current_functions(&self) -> Option<&'s [StringId]> {
         if let Some(list) = self.own_list {
             return (self.place.addresses == 0).then_some(list);
         }
@@ -296,7 +301,7 @@ impl<'s> StackFunctions<'s> {
         match left.cmp(&self.place.trimmed) {
             Ordering::Less => None,
             Ordering::Equal => {
-                functions.get(..functions.len() - self.side.trimmed_functions(address))
+                functions.get(..functions.len() - self.side.trimmed_function_count(address))
             }
             Ordering::Greater => Some(functions),
         }
@@ -308,7 +313,7 @@ impl Iterator for StackFunctions<'_> {
 
     fn next(&mut self) -> Option<StringId> {
         loop {
-            let functions = self.functions_here()?;
+            let functions = self.current_functions()?;
             if let Some(function) = functions.get(self.place.function as usize) {
                 self.place.function += 1;
                 return Some(*function);

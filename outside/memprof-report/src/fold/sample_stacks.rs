@@ -39,21 +39,22 @@ impl SampleEntry {
         (self.0 & !SAME_STACK) as usize
     }
 
-    /// Whether the sample has the stack of the one before it.
+    /// Returns whether the sample has the stack of the one before it.
     fn continues_stack(self) -> bool {
         self.0 & SAME_STACK != 0
     }
 }
 
 impl SortableSample {
-    /// Whether all functions of its stack were read.
+    /// Returns whether all functions of its stack were read.
     fn has_ended(&self) -> bool {
         self.ranks as u32 == 0
     }
 }
 
 impl<'p> SampleStacks<'p> {
-    /// Sorts the samples with a value. `ranks` has the place of each function's name in their order.
+    /// Sorts the samples with a value by their functions' names. `ranks` has, by function id, the position of the name
+    /// in sorted order.
     pub(super) fn new(
         profile: ProfileSide<'p>,
         base: Option<ProfileSide<'p>>,
@@ -66,19 +67,22 @@ impl<'p> SampleStacks<'p> {
             stack_count: 0,
         };
         let first_of_base = stacks.profile.sample_count();
-        let of_profile = stacks.profile.samples_with_value();
-        let of_base = stacks.base.iter().flat_map(ProfileSide::samples_with_value);
+        let of_profile = stacks.profile.nonzero_sample_indexes();
+        let of_base = stacks
+            .base
+            .iter()
+            .flat_map(ProfileSide::nonzero_sample_indexes);
         let numbers = of_profile.chain(of_base.map(|number| first_of_base + number));
         let mut samples = Vec::with_capacity(numbers.clone().count());
         samples.extend(numbers.map(|number| stacks.sortable_sample(number)));
-        stacks.sort(&mut samples, ranks);
+        stacks.sort_by_functions(&mut samples, ranks);
         stacks.order = samples.iter().map(|sample| sample.entry).collect();
         let starts = stacks.order.iter();
         stacks.stack_count = starts.filter(|entry| !entry.continues_stack()).count();
         stacks
     }
 
-    /// A sample that is not sorted yet.
+    /// Prepares the sample with that number for sorting: no function of its stack is read yet.
     fn sortable_sample(&self, number: usize) -> SortableSample {
         let entry = SampleEntry(number as u32);
         let (side, sample) = self.locate(entry);
@@ -92,7 +96,7 @@ impl<'p> SampleStacks<'p> {
     /// Sorts samples by the ranks of their functions, and marks those that have the stack of the one before. Sorts by two
     /// functions at a time, the root's first, and then only those samples that are equal so far: so a sample's function is
     /// read once, however many others have it.
-    fn sort(&self, samples: &mut [SortableSample], ranks: &[u32]) {
+    fn sort_by_functions(&self, samples: &mut [SortableSample], ranks: &[u32]) {
         let mut runs = vec![(0, samples.len() as u32)];
         while let Some((mut start, end)) = runs.pop() {
             let run = &mut samples[start as usize..end as usize];
@@ -127,8 +131,9 @@ impl<'p> SampleStacks<'p> {
         self.stack_count
     }
 
-    /// Reads the stack that starts at the entry `next`, and moves `next` behind it. Appends its functions, root first,
-    /// and its allocation times, and returns its values. `None` at the end.
+    /// Reads the stack that starts at the index `next` of the sorted samples, and moves `next` behind its samples.
+    /// Appends its functions, root first, and its allocation times, and returns the sum of its values. `None` at the
+    /// end.
     pub(super) fn read_stack(
         &self,
         next: &mut usize,

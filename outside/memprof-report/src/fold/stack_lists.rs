@@ -34,7 +34,7 @@ pub(super) struct StackIndex {
 }
 
 impl StackLists {
-    /// Returns the stack at that position in the order. `None` after the last one.
+    /// Returns the stack at that position in the order of the names, once sorted. `None` after the last one.
     pub(super) fn get(&self, position: usize) -> Option<FoldedStack<'_>> {
         let index = self.order.get(position)?;
         Some(self.record(*index as usize))
@@ -65,7 +65,7 @@ impl StackLists {
 
     /// Adds values to the stack with these functions, root first. A new stack is also entered into `index`.
     /// `alloc_times` is the memory in use with its allocation times.
-    pub(super) fn add(
+    pub(super) fn add_values(
         &mut self,
         index: &mut StackIndex,
         functions: &[StringId],
@@ -93,12 +93,13 @@ impl StackLists {
         }
     }
 
-    /// Sorts the stacks by the ranks of their functions. `by_rank` has the function of each rank.
-    pub(super) fn sort(&mut self, by_rank: &[StringId]) {
+    /// Sorts the stacks by the names of their functions. `by_rank` has all functions, sorted by name.
+    pub(super) fn sort_by_names(&mut self, by_rank: &[StringId]) {
         let mut rank = vec![StringId(0); by_rank.len()];
         for (position, id) in by_rank.iter().enumerate() {
             rank[id.0 as usize] = StringId(position as u32);
         }
+        // While the ids are ranks, lists of ids are in the order of their names.
         self.replace_functions(&rank);
         let mut order = std::mem::take(&mut self.order);
         order.sort_unstable_by_key(|index| self.functions_of(*index as usize));
@@ -106,7 +107,7 @@ impl StackLists {
         self.replace_functions(by_rank);
     }
 
-    /// Replaces each id of a function by the one that `by_id` has at its number.
+    /// Replaces the id of each function in the lists by the entry of `by_id` at that id.
     fn replace_functions(&mut self, by_id: &[StringId]) {
         for function in &mut self.functions {
             *function = by_id[function.0 as usize];

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use crate::calling_place::with_call;
+use crate::calling_place::name_with_call;
 use crate::code_origin::CodeOrigin;
 use crate::names::{StringId, Strings};
 use crate::profile::Profile;
@@ -27,7 +27,8 @@ pub(super) struct UnnamedPlaces {
 }
 
 impl UnnamedPlaces {
-    /// Adds the mapped files of a profile. Returns the file of each of its mappings, `None` for other memory.
+    /// Adds the mapped files of a profile, with the size of their code. Returns the file of each of its mappings,
+    /// `None` for memory without a file and for unloaded code.
     pub(super) fn add_files(&mut self, profile: &Profile) -> Vec<Option<FileId>> {
         let first_new = self.code_bytes.len();
         let mappings = profile.mappings.iter();
@@ -54,7 +55,7 @@ impl UnnamedPlaces {
             .collect()
     }
 
-    /// Notes that a function is in a file, with a symbol or without.
+    /// Records the file of a function, `None` if it is in none, and whether the function has a symbol.
     pub(super) fn add_function(&mut self, function: StringId, file: Option<FileId>, named: bool) {
         let index = function.0 as usize;
         if self.functions.len() <= index {
@@ -64,7 +65,7 @@ impl UnnamedPlaces {
     }
 
     /// Returns whether a function without a symbol is the program's own.
-    pub(super) fn has_own(&self, origins: &[CodeOrigin]) -> bool {
+    pub(super) fn has_unnamed_own_function(&self, origins: &[CodeOrigin]) -> bool {
         let mut functions = self.functions.iter().zip(origins);
         functions.any(|(file, origin)| {
             *origin == CodeOrigin::Program && file.is_some_and(|(_, named)| !named)
@@ -111,7 +112,8 @@ impl UnnamedPlaces {
         Some((place, function))
     }
 
-    /// File of a function, and whether it has a symbol.
+    /// Returns the file of a function, and whether it has a symbol. `None` if it is in no file, or of an interpreted
+    /// program.
     fn file_of(&self, function: StringId) -> Option<(FileId, bool)> {
         *self.functions.get(function.0 as usize)?
     }
@@ -119,7 +121,7 @@ impl UnnamedPlaces {
     /// Gives the place to which a stack is attributed a name of its own for the function that it calls: `git+0x1c3f
     /// calling deflateInit_`, unless a function that is not the program's has that name. New names are added to `names`,
     /// and their code origin to `origins`. `functions` are those of the stack, root first.
-    pub(super) fn name_call(
+    pub(super) fn add_call_name(
         &mut self,
         functions: &[StringId],
         names: &mut Strings,
@@ -132,7 +134,7 @@ impl UnnamedPlaces {
         if self.calls.contains_key(&(place, called)) {
             return;
         }
-        let row = names.intern(&with_call(names.get(place), names.get(called)));
+        let row = names.intern(&name_with_call(names.get(place), names.get(called)));
         match origins.get(row.0 as usize) {
             None => origins.push(CodeOrigin::Program),
             Some(CodeOrigin::Program) => {}
@@ -143,8 +145,8 @@ impl UnnamedPlaces {
     }
 
     /// Returns the index of the place to which a stack is attributed, and the name that
-    /// [`name_call`](Self::name_call) gave it. `None` if it has none.
-    pub(super) fn named_call(
+    /// [`add_call_name`](Self::add_call_name) gave to it for the function that it calls. `None` if it has none.
+    pub(super) fn find_call_name(
         &self,
         functions: &[StringId],
         origins: &[CodeOrigin],
@@ -198,8 +200,8 @@ mod tests {
                 id
             })
             .collect();
-        places.name_call(&functions, &mut names, &mut origins);
-        if let Some((index, row)) = places.named_call(&functions, &origins) {
+        places.add_call_name(&functions, &mut names, &mut origins);
+        if let Some((index, row)) = places.find_call_name(&functions, &origins) {
             functions[index] = row;
         }
         let row = functions
@@ -260,10 +262,10 @@ mod tests {
         let symbol = add("p+0x1 calling z_init", 1, CodeOrigin::Library);
         let stacks = [[place, symbol], [place, init]];
         for stack in &stacks {
-            places.name_call(stack, &mut names, &mut origins);
+            places.add_call_name(stack, &mut names, &mut origins);
         }
         let named = stacks.map(|stack| {
-            let (_, row) = places.named_call(&stack, &origins)?;
+            let (_, row) = places.find_call_name(&stack, &origins)?;
             Some(names.get(row))
         });
         assert_eq!(named, [Some("p+0x1 calling p+0x1 calling z_init"), None]);

@@ -39,7 +39,7 @@ const BATCH_BYTES: usize = 16 << 10;
 impl DumpChecksum {
     /// Adds a line, given without its newline, to the checksum. The first line with a checksum is not added, but stored
     /// for [`is_mismatch`](Self::is_mismatch).
-    pub(super) fn add(&mut self, line: &[u8]) {
+    pub(super) fn add_line(&mut self, line: &[u8]) {
         if self.written.is_none()
             && let Some(value) = checksum_digits(line)
         {

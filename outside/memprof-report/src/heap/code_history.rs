@@ -69,7 +69,8 @@ impl CodeHistory {
         }
     }
 
-    /// Reads the header, `3 marked` or `3 unmarked`. With `unmarked`, a stack without a mark may be of any generation.
+    /// Reads the header, `3 marked` or `3 unmarked`. Unless it ends with ` marked`, a stack without a mark may be of
+    /// any generation.
     pub(super) fn read_header(&mut self, value: &str) {
         self.is_unmarked = !value.ends_with(" marked");
     }
@@ -192,6 +193,7 @@ impl DumpReader<'_> {
         let history = std::mem::take(&mut self.code_history);
         let places = history.changed_ranges();
         let is_changed = |address: &Address| {
+            // A frame is a return address, and the call lies before it.
             let call = Address(address.0.wrapping_sub(1));
             let after = places.partition_point(|(start, _)| *start <= call);
             after > 0 && call < places[after - 1].1
@@ -229,7 +231,7 @@ impl DumpReader<'_> {
             sample.stack = stack;
         }
         for _ in known..self.profile.stacks.addresses().len() {
-            self.spend(ProfileItem::Address)?;
+            self.charge_memory(ProfileItem::Address)?;
         }
         let mut names: Vec<_> = added
             .iter()
@@ -265,7 +267,7 @@ impl CodeHistory {
         places
     }
 
-    /// Generation of a sample. `None` if it may be any one.
+    /// Returns the generation of the code in a sample's stack, by the sample's index. `None` if it may be any one.
     fn generation_of(&self, sample: u32) -> Option<u32> {
         let marked = self.generations.get(&sample).copied();
         marked.or((!self.is_unmarked).then_some(0))
@@ -368,7 +370,7 @@ impl MovedFrames<'_> {
     }
 }
 
-/// The first [`MAX_NAMES`] names, such as `libx.so or liby.so`, with `others` for the rest.
+/// Joins the first [`MAX_NAMES`] names, as in `libx.so or liby.so`, with `others` for the rest.
 fn join_names(names: &[String], separator: &str) -> String {
     let shown = names.iter().take(MAX_NAMES).map(String::as_str);
     let others = (names.len() > MAX_NAMES).then_some("others");
@@ -390,7 +392,7 @@ mod tests {
             text += &format!("1: 8 [1: 8] @ {stack}\n");
         }
         text += &format!("\nMAPPED_LIBRARIES:\n{LIBRARIES}{comments}");
-        super::super::parse(&mut text.as_bytes(), &Limits::default(), false)
+        super::super::parse_dumps(&mut text.as_bytes(), &Limits::default(), false)
             .unwrap_or_else(|error| panic!("{error}: {text}"))
             .swap_remove(0)
     }
@@ -405,7 +407,7 @@ mod tests {
                 .map(|index| &profile.mappings[index])
             {
                 None => format!("{call}"),
-                Some(mapping) => format!("{} {:#x}", mapping.path, mapping.normalize(call).0),
+                Some(mapping) => format!("{} {:#x}", mapping.path, mapping.file_offset(call).0),
             }
         };
         let samples = profile.samples.iter();

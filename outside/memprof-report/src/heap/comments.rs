@@ -43,31 +43,31 @@ impl DumpReader<'_> {
             "bytes allocated unseen" => origin.unseen_allocation_bytes = value.parse().ok(),
             "early end" => {
                 origin.early_ends.extend(parse_early_ends(value));
-                self.spend(ProfileItem::Text(value.len()))?;
+                self.charge_memory(ProfileItem::Text(value.len()))?;
             }
             "tally" => origin.tally = parse_tally(value),
             "active-since" => origin.active_since = Some(value.into()),
             "labels" => self.profile.labels.read_keys(value),
             "label" => {
                 self.profile.labels.read_set(value);
-                self.spend(ProfileItem::Text(value.len()))?;
+                self.charge_memory(ProfileItem::Text(value.len()))?;
             }
             "language" => {
                 self.profile.stacks.managed.read_language(value);
-                self.spend(ProfileItem::Text(value.len()))?;
+                self.charge_memory(ProfileItem::Text(value.len()))?;
             }
             "objects" => {
                 self.profile.stacks.managed.read_objects(value);
-                self.spend(ProfileItem::Text(value.len()))?;
+                self.charge_memory(ProfileItem::Text(value.len()))?;
             }
             "frame" => {
                 self.profile.stacks.managed.read_frame(value);
-                self.spend(ProfileItem::Text(value.len()))?;
+                self.charge_memory(ProfileItem::Text(value.len()))?;
             }
             "managed" => {
                 let words = managed_frames::restore_managed_words(value, &mut self.profile);
-                self.spend(ProfileItem::Text(value.len()))?;
-                self.spend(ProfileItem::Stack(words))?;
+                self.charge_memory(ProfileItem::Text(value.len()))?;
+                self.charge_memory(ProfileItem::Stack(words))?;
             }
             "marks" => stripped_frames::restore_marks(
                 value,
@@ -77,14 +77,14 @@ impl DumpReader<'_> {
             "code generations" => self.code_history.read_header(value),
             "unloaded" => {
                 self.code_history.read_unloaded(value);
-                self.spend(ProfileItem::Text(value.len()))?;
+                self.charge_memory(ProfileItem::Text(value.len()))?;
             }
             "loaded" => self.code_history.read_loaded(value),
             "ages" => self.profile.ages = AgeBuckets::parse(value),
             "build-id" => {
                 if let Some((id, path)) = value.split_once(' ') {
                     self.build_ids.push((path.into(), id.to_ascii_lowercase()));
-                    self.spend(ProfileItem::Text(value.len()))?;
+                    self.charge_memory(ProfileItem::Text(value.len()))?;
                 }
             }
             _ => {}

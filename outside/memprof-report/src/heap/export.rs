@@ -35,11 +35,11 @@ use crate::lines::{InputEnd, for_each_line};
 ///
 /// # Errors
 /// `dump` is empty, is truncated text, or has lines beyond the limits; writing to `out` fails.
-pub fn export(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Write) -> Result<u64> {
+pub fn export_dump(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Write) -> Result<u64> {
     let head = read_magic(dump)?;
     let mut whole = Cursor::new(&head).chain(dump);
     let Some(layout) = StackLayout::from_header(&head) else {
-        return io::copy(&mut whole, out).map_err(Error::io("copy the dump"));
+        return io::copy(&mut whole, out).map_err(Error::failed_to("copy the dump"));
     };
     let mut export = Export::new(layout, out);
     let ending = for_each_line(&mut whole, limits.line, |_, line| {
@@ -67,8 +67,7 @@ enum StackLayout {
 }
 
 impl StackLayout {
-    /// Returns the layout of the dump that begins with this line. `None` if neither jemalloc nor tcmalloc begins a dump
-    /// so.
+    /// Returns the layout of the dump that begins with this line. `None` if it is no header of jemalloc or tcmalloc.
     fn from_header(line: &[u8]) -> Option<Self> {
         if line.starts_with(JEMALLOC_HEADER) {
             Some(Self::Jemalloc)
@@ -126,7 +125,7 @@ impl<'a> Export<'a> {
     /// replaced in [`finish_dump`](Self::finish_dump).
     fn export_line(&mut self, line: &[u8]) -> Result<()> {
         let is_header = !std::mem::replace(&mut self.has_header, true);
-        self.input_checksum.add(line);
+        self.input_checksum.add_line(line);
         if !self.stripped.is_empty() && checksum::has_checksum(line) {
             self.checksum_line = Some(line.to_vec());
             return Ok(());
@@ -146,11 +145,11 @@ impl<'a> Export<'a> {
         }
     }
 
-    /// Writes comments with the removed pseudo frames, and the checksum that was held back, if any. It is computed
-    /// anew; only a damaged dump keeps its wrong one.
+    /// Writes comments with the removed pseudo frames, then the checksum line that [`export_line`](Self::export_line)
+    /// held back, if any, with a checksum of the output. A damaged dump keeps its wrong checksum.
     fn finish_dump(&mut self) -> Result<()> {
         let stripped = std::mem::take(&mut self.stripped);
-        for comment in stripped.comments().chain(stripped.managed_comments()) {
+        for comment in stripped.mark_comments().chain(stripped.managed_comments()) {
             self.write_line(comment.as_bytes())?;
         }
         if let Some(checksum_line) = self.checksum_line.take() {
@@ -168,11 +167,11 @@ impl<'a> Export<'a> {
 
     /// Writes a line and a newline, and adds the line to the output's checksum.
     fn write_line(&mut self, line: &[u8]) -> Result<()> {
-        self.output_checksum.add(line);
+        self.output_checksum.add_line(line);
         self.written += line.len() as u64 + 1;
         let written = self.out.write_all(line);
         let written = written.and_then(|()| self.out.write_all(b"\n"));
-        written.map_err(Error::io("write the dump"))
+        written.map_err(Error::failed_to("write the dump"))
     }
 }
 
@@ -185,7 +184,7 @@ mod tests {
 
     fn exported(dump: &str) -> Result<String> {
         let mut out = Vec::new();
-        let length = export(&mut dump.as_bytes(), &Limits::default(), &mut out)?;
+        let length = export_dump(&mut dump.as_bytes(), &Limits::default(), &mut out)?;
         assert_eq!(length, out.len() as u64);
         Ok(String::from_utf8(out).expect("it is text"))
     }
@@ -194,9 +193,9 @@ mod tests {
     fn with_checksum(dump: &str) -> String {
         let mut sum = DumpChecksum::default();
         let dump = format!("{dump}# memprof 2\n");
-        dump.lines().for_each(|line| sum.add(line.as_bytes()));
+        dump.lines().for_each(|line| sum.add_line(line.as_bytes()));
         let tail = "# stacks: 2";
-        sum.add(tail.as_bytes());
+        sum.add_line(tail.as_bytes());
         format!("{dump}{}\n{tail}\n", sum.format_comment())
     }
 
@@ -254,7 +253,8 @@ mod tests {
     #[test]
     fn export_reads_like_its_dump() {
         let read = |layout: &str| {
-            let mut profile = crate::parse(&mut layout.as_bytes(), &Limits::default(), false)?;
+            let mut profile =
+                crate::parse_profile(&mut layout.as_bytes(), &Limits::default(), false)?;
             crate::unsample(&mut profile)?;
             let samples = profile.samples.iter();
             let samples = samples.map(|sample| (sample.values, sample.alloc_time, sample.label));
@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn damaged_dump_exports_as_damaged() {
         let warned = |layout: &str| {
-            let profile = crate::parse(&mut layout.as_bytes(), &Limits::default(), false);
+            let profile = crate::parse_profile(&mut layout.as_bytes(), &Limits::default(), false);
             let warnings = profile.expect("it can be read").warnings;
             warnings.iter().any(|warning| warning.contains("checksum"))
         };

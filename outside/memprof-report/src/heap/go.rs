@@ -54,9 +54,10 @@ impl DumpReader<'_> {
         for comments in frames.chunk_by(|a, b| a.0 == b.0) {
             // Old versions of Go write the return address, one more.
             let Address(address) = comments[0].0;
-            let is_it = |run: &&[Address]| [run[0].0, run[0].0.wrapping_add(1)].contains(&address);
+            let has_address =
+                |run: &&[Address]| [run[0].0, run[0].0.wrapping_add(1)].contains(&address);
             // A recursive call has the same comments once for each time that its address is in the stack.
-            let Some((call, times)) = runs.find(is_it).map(|run| (run[0], run.len())) else {
+            let Some((call, times)) = runs.find(has_address).map(|run| (run[0], run.len())) else {
                 return Ok(());
             };
             if comments.len() % times != 0 || self.symbols.contains(call) {
@@ -104,7 +105,7 @@ pub(super) fn scale_samples(profile: &mut Profile, rate: u64) {
 }
 
 /// Parses `TAB 0x4b3c0e TAB main.leak+0x2e TAB /tmp/main.go:13`; Go aligns columns by several tabs. `None` for other
-/// comments, and without a name.
+/// comments, and for a frame without a function.
 fn parse_frame(comment: &[u8]) -> Option<(Address, SymbolFrame)> {
     let comment = comment.strip_prefix(b"\t")?;
     let text = String::from_utf8_lossy(comment);
@@ -136,7 +137,7 @@ mod tests {
     use crate::stacks::AddressId;
 
     fn read(text: &str) -> Profile {
-        super::super::parse(&mut text.as_bytes(), &Limits::default(), false)
+        super::super::parse_dumps(&mut text.as_bytes(), &Limits::default(), false)
             .unwrap_or_else(|error| panic!("{error}: {text}"))
             .swap_remove(0)
     }
@@ -224,7 +225,7 @@ mod tests {
     #[test]
     fn cut_text_is_refused() {
         let text = "heap profile: 2: 16 [2: 16] @ heap/2\n1: 8 [1: 8] @ 0x11\n";
-        let error = super::super::parse(&mut text.as_bytes(), &Limits::default(), false);
+        let error = super::super::parse_dumps(&mut text.as_bytes(), &Limits::default(), false);
         let error = error.expect_err("a record is missing").to_string();
         assert!(error.contains("truncated"), "{error}");
     }

@@ -9,7 +9,7 @@
 //!
 //! Go's text has comments between the records, and no mappings; see [`go`](super::go).
 
-use super::header::{DEFAULT_INTERVAL, HeaderWord};
+use super::header_word::{DEFAULT_INTERVAL, HeaderWord};
 use super::numbers::{Counts, parse_counts};
 use super::{DumpReader, DumpSection};
 use crate::error::{Error, Quoted, Result};
@@ -47,7 +47,7 @@ impl DumpReader<'_> {
                 "unknown kind of profile {}: expected {EXPECTED_WORDS}",
                 Quoted(word)
             );
-            return Err(Error::line("heap dump", self.line, problem));
+            return Err(Error::malformed_line("heap dump", self.line, problem));
         };
         if parsed.lacks_interval() {
             self.profile.warnings.push(format!(
@@ -69,7 +69,7 @@ impl DumpReader<'_> {
 
     /// Reads a line of a stack with its values, or a comment. A stack with a negative value is only counted. Skips an
     /// empty line; the header of the mappings ends the stacks.
-    pub(super) fn read_legacy(&mut self, line: &[u8]) -> Result<()> {
+    pub(super) fn read_legacy_line(&mut self, line: &[u8]) -> Result<()> {
         let text = line.trim_ascii();
         if let Some(comment) = text.strip_prefix(b"#") {
             return self.read_go_comment(comment);
@@ -107,6 +107,9 @@ impl DumpReader<'_> {
         if legacy.word.is_sampling_off() {
             return Err(self.sampling_off_error(is_go));
         }
+        // A dump without mappings that does not add up is truncated.
+        let warning = self.missing_records_warning(legacy).filter(|_| has_maps);
+        self.profile.warnings.extend(warning);
         let profile = &mut self.profile;
         profile.sampling = legacy
             .word
@@ -159,7 +162,7 @@ impl DumpReader<'_> {
             0 => Error::Empty {
                 reason: format!("sampling was off in that process: {remedy}"),
             },
-            samples => Error::line(
+            samples => Error::malformed_line(
                 "heap dump",
                 self.header_line,
                 format!(
@@ -170,8 +173,24 @@ impl DumpReader<'_> {
         }
     }
 
-    /// Returns whether the values in use of all records add up to those in the header. Both are exact.
-    pub(super) fn is_legacy_complete(&self, legacy: &LegacyDump) -> bool {
+    /// Returns a warning if the records have less in use than the header says. `None` if they do not, if negative ones
+    /// are left out, which has a warning of its own, or for a Poisson process, whose totals the report compares. Records
+    /// may have more: with `HEAP_PROFILE_MMAP`, gperftools adds those of mapped memory, which its header leaves out.
+    fn missing_records_warning(&self, legacy: &LegacyDump) -> Option<String> {
+        let is_compared_later = matches!(legacy.word, HeaderWord::Poisson(_));
+        let ((objects, bytes), header) = (self.record_sums(), legacy.header);
+        let is_less = objects < header.objects || bytes < header.bytes;
+        (is_less && legacy.negative_records == 0 && !is_compared_later).then(|| {
+            format!(
+                "records are missing: they add up to {objects} objects and {bytes} bytes, of {} and {} in the header \
+                 (gperftools' heap profiler writes 1 MiB of them at most)",
+                header.objects, header.bytes
+            )
+        })
+    }
+
+    /// Returns the sums of the objects and of the bytes in use of all records.
+    fn record_sums(&self) -> (i64, i64) {
         let mut sums = (0_i64, 0_i64);
         for sample in &self.profile.samples {
             sums.0 = sums
@@ -179,19 +198,56 @@ impl DumpReader<'_> {
                 .saturating_add(sample.values[SampleType::InuseObjects]);
             sums.1 = sums.1.saturating_add(sample.values[SampleType::InuseSpace]);
         }
-        sums == (legacy.header.objects, legacy.header.bytes)
+        sums
+    }
+
+    /// Returns whether the values in use of all records add up to those in the header, exactly.
+    pub(super) fn is_legacy_complete(&self, legacy: &LegacyDump) -> bool {
+        self.record_sums() == (legacy.header.objects, legacy.header.bytes)
     }
 }
 
-/// Returns whether the allocated values differ from those in use, and are not all 0, as a writer that does not count
-/// them sets them.
+/// Returns whether allocated values were counted: a writer that does not count them writes zeros, or repeats the values
+/// in use.
 fn has_own_alloc_values(counts: Counts) -> bool {
     let is_repeated = counts.objects == counts.accum_objects && counts.bytes == counts.accum_bytes;
     !is_repeated && (counts.accum_objects != 0 || counts.accum_bytes != 0)
 }
 
-/// Returns whether a line's first number has fewer than six digits, and no padding to six, as of gperftools' `%6d`.
+/// Returns whether a line's first number lacks the padding of gperftools' `%6d`: it has fewer than six digits and at
+/// most one blank before it, as after the `heap profile:` of a header.
 fn is_unpadded(line: &[u8], counts: Counts) -> bool {
     let blanks = line.len() - line.trim_ascii_start().len();
     blanks <= 1 && counts.objects < 100_000
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::heap::parse_dumps;
+    use crate::limits::Limits;
+
+    #[test]
+    fn dump_whose_records_are_less_than_its_header_is_reported() {
+        let check = |header: &str, word: &str, expected: &[&str]| {
+            let text = format!(
+                "heap profile: {header} [2: 96] @ {word}\n     1:       64 [     1:       64] @ 0x1\n     \
+                 1:       32 [     1:       32] @ 0x2\n\nMAPPED_LIBRARIES:\n"
+            );
+            let dumps = parse_dumps(&mut text.as_bytes(), &Limits::default(), false).unwrap();
+            assert_eq!(dumps[0].warnings, expected, "{text}");
+        };
+        for word in ["heapprofile", "heap/1024"] {
+            check("     2:       96", word, &[]);
+            check(
+                "     9:      960",
+                word,
+                &[
+                    "records are missing: they add up to 2 objects and 96 bytes, of 9 and 960 in the header \
+                     (gperftools' heap profiler writes 1 MiB of them at most)",
+                ],
+            );
+            // As with HEAP_PROFILE_MMAP.
+            check("     1:       64", word, &[]);
+        }
+    }
 }

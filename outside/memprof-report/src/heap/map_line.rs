@@ -39,12 +39,12 @@ pub(super) fn parse_map_line(line: &[u8]) -> Option<MapLine> {
         ..Mapping::default()
     };
     if let Some(path) = rest.strip_prefix(b":") {
-        return Some(parse_brief(range, path, true));
+        return Some(parse_brief_fields(range, path, true));
     }
     if !matches!(rest.first(), None | Some(b' ' | b'\t')) {
         return None;
     }
-    if !is_range && let Some(line) = parse_freebsd(&range, rest) {
+    if !is_range && let Some(line) = parse_freebsd_fields(&range, rest) {
         return Some(line);
     }
     let (permissions, after) = split_word(rest);
@@ -53,15 +53,15 @@ pub(super) fn parse_map_line(line: &[u8]) -> Option<MapLine> {
         _ if !is_permissions(permissions) => (true, rest),
         permissions => (permissions.contains(&b'x'), after),
     };
-    if let Some(line) = parse_proc(&range, is_executable, rest) {
+    if let Some(line) = parse_proc_fields(&range, is_executable, rest) {
         return Some(line);
     }
-    is_path(rest.trim_ascii()).then(|| parse_brief(range, rest, is_executable))
+    is_path(rest.trim_ascii()).then(|| parse_brief_fields(range, rest, is_executable))
 }
 
-/// Parses `offset major:minor inode path`, as /proc/PID/maps has it, the text after the addresses in `range` and the
-/// permissions. `None` if a field is missing or malformed.
-fn parse_proc(range: &Mapping, executable: bool, text: &[u8]) -> Option<MapLine> {
+/// Parses what follows the addresses (`range`) and the permissions in a line of /proc/PID/maps: `offset major:minor
+/// inode path`. `None` if a field is missing or malformed.
+fn parse_proc_fields(range: &Mapping, executable: bool, text: &[u8]) -> Option<MapLine> {
     let (offset, rest) = split_word(text);
     let (device, rest) = split_word(rest);
     let (inode, path) = split_word(rest);
@@ -89,9 +89,9 @@ fn parse_proc(range: &Mapping, executable: bool, text: &[u8]) -> Option<MapLine>
     })
 }
 
-/// Reads `path`, `path (@offset)` or `path (@offset) build id`, the text after the addresses in `range` and the
-/// permissions. Any other text is a path.
-fn parse_brief(range: Mapping, text: &[u8], executable: bool) -> MapLine {
+/// Parses what follows the addresses (`range`) and the permissions in a line of pprof or tcmalloc: `path`, `path
+/// (@offset)` or `path (@offset) build id`. Any other text is a path.
+fn parse_brief_fields(range: Mapping, text: &[u8], executable: bool) -> MapLine {
     let whole = MapLine {
         mapping: Mapping {
             executable,
@@ -121,7 +121,7 @@ fn parse_brief(range: Mapping, text: &[u8], executable: bool) -> MapLine {
 /// references and shadows, flags, `COW` or `NCOW`, `NC` or `NNC`, type, path, and in newer versions `CH` or `NCH` and a
 /// user id. `None` if the fields are others. The format has no file offset. Only a mapping of type `vnode` gets the
 /// path.
-fn parse_freebsd(range: &Mapping, text: &[u8]) -> Option<MapLine> {
+fn parse_freebsd_fields(range: &Mapping, text: &[u8]) -> Option<MapLine> {
     let mut rest = text;
     let mut next = || {
         let (word, after) = split_word(rest);

@@ -39,12 +39,12 @@ impl DumpReader<'_> {
             }
             let item = ProfileItem::Text(parsed.mapping.path.len());
             self.map.lines.push(parsed);
-            return self.spend(item);
+            return self.charge_memory(item);
         }
         if let Some((name, value)) = parse_variable(line) {
             let item = ProfileItem::Text(name.len() + value.len());
             self.map.variables.0.insert(name.to_vec(), value.to_vec());
-            return self.spend(item);
+            return self.charge_memory(item);
         }
         self.map.odd_lines += 1;
         if self.map.odd_lines == 1 {
@@ -129,8 +129,8 @@ impl MemoryMap {
         lines.all(|line| line.has_offset || !line.mapping.is_file())
     }
 
-    /// Returns the mappings, sorted by address, without those that overlap an earlier one, and with the build ids,
-    /// which are given as (path, build id). Adds warnings for what was left out or assumed.
+    /// Returns the mappings, sorted by address, without those that overlap an earlier one. `build_ids` are pairs of a
+    /// path and the build id of its file. Adds warnings for what was left out or assumed.
     pub(super) fn finish(
         self,
         build_ids: Vec<(String, String)>,
@@ -209,7 +209,7 @@ mod tests {
         let text = format!(
             "heap_v2/512\n  t*: 1: 64 [0: 0]\n@ 0x1\n  t*: 1: 64 [0: 0]\n\nMAPPED_LIBRARIES:\n{map}"
         );
-        super::super::parse(&mut text.as_bytes(), &Limits::default(), false)
+        super::super::parse_dumps(&mut text.as_bytes(), &Limits::default(), false)
             .unwrap_or_else(|error| panic!("{error}: {map}"))
             .swap_remove(0)
     }
@@ -252,7 +252,7 @@ mod tests {
     fn endless_expansion_exceeds_limit() {
         let map = format!("a=xxxxxxxxxxxxxxxx\n{}", "a=$a$a\n".repeat(40));
         let text = format!("heap_v2/512\n  t*: 0: 0 [0: 0]\n\nMAPPED_LIBRARIES:\n{map}");
-        let error = super::super::parse(&mut text.as_bytes(), &Limits::default(), false);
+        let error = super::super::parse_dumps(&mut text.as_bytes(), &Limits::default(), false);
         let error = error.expect_err("it doubles").to_string();
         assert_eq!(
             error,

@@ -12,7 +12,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Whether a value is below 0, which only gperftools writes.
+    /// Returns whether a value is below 0; only gperftools writes such values.
     pub(super) fn has_negative(self) -> bool {
         let Self {
             objects,

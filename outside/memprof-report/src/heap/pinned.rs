@@ -33,9 +33,10 @@ mod tests {
     use crate::profile::{Profile, SampleType, UNATTRIBUTED};
 
     fn read(text: &str) -> Profile {
-        let mut profile = super::super::parse(&mut text.as_bytes(), &Limits::default(), false)
-            .unwrap()
-            .swap_remove(0);
+        let mut profile =
+            super::super::parse_dumps(&mut text.as_bytes(), &Limits::default(), false)
+                .unwrap()
+                .swap_remove(0);
         crate::unsample(&mut profile).unwrap();
         profile
     }

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::code_history::CodeHistory;
-use crate::managed::{is_managed_text, split_managed};
+use crate::managed::{is_managed_text, split_managed_words};
 use crate::profile::Sample;
 use crate::pseudo_frames::{StackMarks, last_pseudo_frame, strip_pseudo_frames};
 
@@ -30,7 +30,8 @@ pub(super) struct StrippedFrames {
 }
 
 impl StrippedFrames {
-    /// Returns the line of the next stack without its managed words and pseudo frames, and records these.
+    /// Removes the managed words and pseudo frames from the line of the next stack, and records them under the stack's
+    /// number.
     pub(super) fn strip<'t>(&mut self, line: &'t [u8]) -> Cow<'t, [u8]> {
         self.stacks += 1;
         let rest = strip_pseudo_frames(line);
@@ -47,7 +48,7 @@ impl StrippedFrames {
         if !rest.split(|byte| *byte == b' ').any(is_managed_text) {
             return Cow::Borrowed(rest);
         }
-        let (native, managed) = split_managed(rest);
+        let (native, managed) = split_managed_words(rest);
         let stacks = self.stacks_by_managed.entry(managed).or_default();
         stacks.push(self.stacks);
         Cow::Owned(native)
@@ -71,7 +72,7 @@ impl StrippedFrames {
 
     /// Returns the comments that list the removed pseudo frames with the numbers of their stacks, from 1: `# marks:
     /// MARK… of STACK…`, without newlines.
-    pub(super) fn comments(&self) -> impl Iterator<Item = String> {
+    pub(super) fn mark_comments(&self) -> impl Iterator<Item = String> {
         let stacks_by_marks = self.stacks_by_marks.iter();
         let parts = stacks_by_marks.flat_map(|(marks, stacks)| {
             let parts = stacks.chunks(MAX_STACKS_PER_COMMENT);
@@ -137,7 +138,7 @@ mod tests {
             for (line, rest) in lines.iter().zip(rests) {
                 assert_eq!(&*stripped.strip(line.as_bytes()), rest.as_bytes());
             }
-            assert_eq!(stripped.comments().collect::<Vec<_>>(), comments);
+            assert_eq!(stripped.mark_comments().collect::<Vec<_>>(), comments);
             assert_eq!(stripped.is_empty(), comments.is_empty());
         };
         check(&["@ 0x1 0x2", "@"], &["@ 0x1 0x2", "@"], &[]);
@@ -161,7 +162,7 @@ mod tests {
         for _ in 0..=MAX_STACKS_PER_COMMENT {
             assert_eq!(&*stripped.strip(line.as_bytes()), b"@ 0x1");
         }
-        let last = stripped.comments().last();
+        let last = stripped.mark_comments().last();
         assert_eq!(
             last,
             Some(format!(

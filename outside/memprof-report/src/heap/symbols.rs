@@ -33,7 +33,7 @@ impl DumpReader<'_> {
         if let Some(path) = line.strip_prefix(b"binary=") {
             let path = String::from_utf8_lossy(path.trim_ascii());
             self.profile.program = Some(replace_unprintable(&path).into_owned());
-            return self.spend(ProfileItem::Text(path.len()));
+            return self.charge_memory(ProfileItem::Text(path.len()));
         }
         let symbol = line.strip_prefix(b"0x").and_then(parse_hexadecimal);
         let Some((address, names)) = symbol.filter(|(_, name)| matches!(name, [] | [b' ', ..]))
@@ -55,9 +55,9 @@ impl DumpReader<'_> {
         let inlined = frames.len().saturating_sub(1);
         self.symbols.0.insert(address, frames);
         for _ in 0..inlined {
-            self.spend(ProfileItem::Entry)?;
+            self.charge_memory(ProfileItem::Entry)?;
         }
-        self.spend(item)
+        self.charge_memory(item)
     }
 }
 
@@ -84,7 +84,7 @@ fn split_names(text: &str) -> Vec<String> {
 }
 
 impl Symbols {
-    /// Returns whether the address has functions.
+    /// Returns whether functions are known at exactly that address.
     pub(super) fn contains(&self, address: Address) -> bool {
         self.0.contains_key(&address)
     }

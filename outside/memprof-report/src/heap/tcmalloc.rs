@@ -18,9 +18,10 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::io::{BufRead, Write};
+use std::mem;
 
 use super::stripped_frames::StrippedFrames;
-use super::{checksum, is_mappings_header};
+use super::{checksum, is_mappings_header, starts_next_dump};
 use crate::error::{Error, Quoted, Result};
 use crate::limits::Limits;
 use crate::lines::{InputEnd, for_each_line};
@@ -43,7 +44,8 @@ enum Expected {
 /// Rewrites a dump of jemalloc or tcmalloc as tcmalloc's text, line by line, without the frames at the leaf whose
 /// addresses are in `allocator`; see
 /// [`SymbolizedProfile::allocator_addresses`](crate::SymbolizedProfile::allocator_addresses). Pseudo frames become
-/// comments at the end. Managed words and a checksum are left out.
+/// comments at the end. Managed words and a checksum are left out. A file may have the dumps of several processes, one
+/// after the other.
 ///
 /// # Errors
 /// `dump` is in neither format, is malformed or truncated, or has lines beyond the limits; writing to `out` fails.
@@ -60,8 +62,13 @@ pub fn write_tcmalloc(
     let ending = for_each_line(dump, limits.line, |number, line| {
         let unexpected = |what: &str| {
             let found = format!("expected {what}, found {}", Quoted(line));
-            Error::line("heap dump", number, found)
+            Error::malformed_line("heap dump", number, found)
         };
+        if matches!(expected, Expected::Rest) && starts_next_dump(line) {
+            write_mark_comments(&mem::take(&mut stripped), out)?;
+            pending.clear();
+            expected = Expected::Header;
+        }
         expected = match expected {
             Expected::Header => match line.strip_prefix(b"heap_v2/") {
                 Some(interval) => {
@@ -87,7 +94,7 @@ pub fn write_tcmalloc(
             }
             Expected::Any => match line {
                 [b'@', addresses @ ..] => {
-                    pending = strip_allocator(&stripped.strip(addresses), allocator);
+                    pending = to_tcmalloc_stack(&stripped.strip(addresses), allocator);
                     Expected::StackTotals
                 }
                 [b' ', ..] => return Ok(()),
@@ -108,7 +115,7 @@ pub fn write_tcmalloc(
                 };
                 match memchr::memchr(b'@', &line) {
                     Some(at) => {
-                        let stack = strip_allocator(&line[at + 1..], allocator);
+                        let stack = to_tcmalloc_stack(&line[at + 1..], allocator);
                         write_parts(out, &[&line[..=at], &stack, b"\n"])?;
                     }
                     None => write_parts(out, &[&line, b"\n"])?,
@@ -126,8 +133,7 @@ pub fn write_tcmalloc(
     })?;
     let problem = match (ending, expected) {
         (InputEnd::Complete, Expected::Stacks | Expected::Rest) => {
-            let mut comments = stripped.comments();
-            return comments.try_for_each(|comment| write_parts(out, &[comment.as_bytes(), b"\n"]));
+            return write_mark_comments(&stripped, out);
         }
         (InputEnd::Truncated(line), _) => format!("line {line} has no end"),
         (InputEnd::Complete, _) => "it has no mappings".into(),
@@ -135,10 +141,10 @@ pub fn write_tcmalloc(
     Err(Error::Truncated { problem })
 }
 
-/// Returns the addresses of a stack, each with a blank before it, without the allocator's at the leaf. At least one
-/// address stays. The leaf is written less 1, as the readers expect. If the new leaf is no address, or the stack is
-/// empty, the text is returned unchanged.
-fn strip_allocator(addresses: &[u8], allocator: &HashSet<Address>) -> Vec<u8> {
+/// Converts the addresses of a stack to tcmalloc's text, each with a blank before it: without the allocator's at the
+/// leaf, of which the last stays if there are no others, and with the leaf less 1, because the readers look it up
+/// unchanged. If the new leaf is no address, or the stack is empty, the text stays as it is.
+fn to_tcmalloc_stack(addresses: &[u8], allocator: &HashSet<Address>) -> Vec<u8> {
     let words = addresses.split(|byte| *byte == b' ');
     let words: Vec<&[u8]> = words.filter(|word| !word.is_empty()).collect();
     let address = |word: &[u8]| {
@@ -166,6 +172,12 @@ fn strip_allocator(addresses: &[u8], allocator: &HashSet<Address>) -> Vec<u8> {
 /// Returns `9: 412 [0: 0]` of `  t*: 9: 412 [0: 0]`. `None` for another line.
 fn totals_text(line: &[u8]) -> Option<&[u8]> {
     line.trim_ascii_start().strip_prefix(b"t*: ")
+}
+
+/// Writes the comments with the pseudo frames that were removed from a dump.
+fn write_mark_comments(stripped: &StrippedFrames, out: &mut dyn Write) -> Result<()> {
+    let mut comments = stripped.mark_comments();
+    comments.try_for_each(|comment| write_parts(out, &[comment.as_bytes(), b"\n"]))
 }
 
 /// Writes the parts one after the other, without a separator.
@@ -237,6 +249,25 @@ mod tests {
     }
 
     #[test]
+    fn each_dump_of_a_file_is_converted() {
+        let label = " 0x4d50010000000003";
+        let jemalloc = DUMP.replace("@ 0x7f 0x80", &format!("@ 0x7f 0x80{label}"));
+        let tcmalloc = convert(DUMP)
+            .unwrap()
+            .replace("0x80", &format!("0x80{label}"));
+        let converted = |dump: &str| convert(dump).unwrap();
+        for dumps in [
+            [&jemalloc, &jemalloc],
+            [&jemalloc, &tcmalloc],
+            [&tcmalloc, &jemalloc],
+        ] {
+            let expected: String = dumps.map(|dump| converted(dump)).concat();
+            assert!(expected.ends_with("# marks: label=1 of 1\n"), "{expected}");
+            assert_eq!(converted(&dumps.map(String::as_str).concat()), expected);
+        }
+    }
+
+    #[test]
     fn checksum_is_removed() {
         let comments = |checksum| format!("{DUMP}{checksum}# stacks: 1\n");
         let sealed = convert(&comments("# memprof 2\n# checksum: crc32 0badf00d\n"));
@@ -247,7 +278,7 @@ mod tests {
     fn both_formats_have_equal_totals() {
         let read = |text: &str| {
             let mut profile =
-                crate::parse(&mut text.as_bytes(), &Limits::default(), false).unwrap();
+                crate::parse_profile(&mut text.as_bytes(), &Limits::default(), false).unwrap();
             crate::unsample(&mut profile).unwrap();
             (profile.totals(), profile.interval, profile.mappings.len())
         };

@@ -50,7 +50,7 @@ impl ThreadTotals {
     }
 
     /// Counts a thread, and compares its values with those of the `t*` line.
-    fn add(&mut self, values: &[u8]) {
+    fn add_thread(&mut self, values: &[u8]) {
         self.count += 1;
         self.is_equal = values == self.all;
     }
@@ -80,6 +80,9 @@ impl DumpReader<'_> {
     /// Reads a line before the mappings: the totals, a stack, its values, one of its threads, or the blank line after
     /// the stacks. The mappings' header, too, ends the stacks. Fails if the line is not what `expected` says.
     pub(super) fn read_v2_line(&mut self, expected: Expected, line: &[u8]) -> Result<()> {
+        if line.first() != Some(&b' ') {
+            self.record_thread_contradiction(self.line);
+        }
         match (expected, line.first()) {
             (Expected::Totals | Expected::StackTotals, _) => {
                 let Some(text) = line.trim_ascii_start().strip_prefix(b"t*:") else {
@@ -95,13 +98,9 @@ impl DumpReader<'_> {
                 self.section = DumpSection::V2(Expected::Any);
                 Ok(())
             }
-            (Expected::Any, Some(b'@')) => {
-                self.record_thread_contradiction();
-                self.read_v2_stack(line)
-            }
+            (Expected::Any, Some(b'@')) => self.read_v2_stack(line),
             (Expected::Any, Some(b' ')) => self.read_v2_thread(line),
             (Expected::Any, None) => {
-                self.record_thread_contradiction();
                 self.section = DumpSection::V2(Expected::Maps);
                 Ok(())
             }
@@ -123,23 +122,24 @@ impl DumpReader<'_> {
     /// may be missing and is ignored. Fails if the line has another form.
     fn read_v2_thread(&mut self, line: &[u8]) -> Result<()> {
         let text = line.trim_ascii_start();
-        let end = match text {
-            [b't', b'0'..=b'9', .., b']'] => Some(text.len()),
-            [b't', b'0'..=b'9', ..] => memchr::memmem::find(text, b"] ").map(|index| index + 1),
-            _ => None,
-        };
+        let is_thread = matches!(text, [b't', b'0'..=b'9', ..]);
+        // The values end at the first `]`; the name may have others.
+        let end = memchr::memchr(b']', text).map(|index| index + 1);
+        let end = end.filter(|end| is_thread && matches!(text.get(*end), None | Some(b' ')));
         let Some(end) = end else {
             return Err(self.unexpected_error("'tN: objects: bytes [objects: bytes]' or '@'", line));
         };
         let values = memchr::memchr(b':', &text[..end]).map(|index| &text[index + 1..end]);
-        self.threads.add(values.unwrap_or_default().trim_ascii());
+        self.threads
+            .add_thread(values.unwrap_or_default().trim_ascii());
         Ok(())
     }
 
-    /// Records the line of the first contradiction between `t*` and its only thread.
-    fn record_thread_contradiction(&mut self) {
-        if self.threads.contradicts_total() && self.contradictory_line.is_none() {
-            self.contradictory_line = Some(self.line);
+    /// Records the first contradiction between `t*` and its only thread: `next_line` is the number of the line after
+    /// the threads.
+    pub(super) fn record_thread_contradiction(&mut self, next_line: u64) {
+        if self.threads.contradicts_total() {
+            self.contradictory_line.get_or_insert(next_line);
         }
     }
 
@@ -151,6 +151,54 @@ impl DumpReader<'_> {
                 Ok(counts.values())
             }
             _ => Err(self.unexpected_error("'objects: bytes [objects: bytes]'", line)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::heap::parse_dumps;
+    use crate::limits::Limits;
+
+    #[test]
+    fn contradiction_of_only_thread_is_noted_however_its_stack_ends() {
+        let check = |thread: &str, rest: &str, is_noted: bool| {
+            let text = format!(
+                "heap_v2/1\n  t*: 1: 64 [0: 0]\n@ 0x1\n  t*: 1: 64 [0: 0]\n  t0: 1: {thread} [0: 0]\n{rest}"
+            );
+            let dumps = parse_dumps(&mut text.as_bytes(), &Limits::default(), false).unwrap();
+            let note =
+                "the values before line 6 are not those of their only thread: the dump is damaged";
+            let warnings = &dumps[0].warnings;
+            let found = warnings.iter().any(|warning| warning == note);
+            assert_eq!(found, is_noted, "{rest:?}: {warnings:?}");
+        };
+        let maps = "MAPPED_LIBRARIES:\n1000-2000 r-xp 0 00:00 0 /x\n";
+        let blank = format!("\n{maps}");
+        let stack = format!("@ 0x2\n  t*: 0: 0 [0: 0]\n\n{maps}");
+        for rest in [maps, &blank, &stack, "", "\n"] {
+            check("64", rest, false);
+            check("63", rest, true);
+        }
+    }
+    #[test]
+    fn thread_may_have_any_name() {
+        for name in [
+            "",
+            " main",
+            " worker[3]",
+            " [main]",
+            " a] b",
+            " a] b]",
+            " ]",
+        ] {
+            let values = "1: 8 [0: 0]";
+            let text = format!(
+                "heap_v2/1\n  t*: {values}\n  t0: {values}{name}\n@ 0x1\n  t*: {values}\n  t0: {values}\n\n\
+                 MAPPED_LIBRARIES:\n"
+            );
+            let dumps = parse_dumps(&mut text.as_bytes(), &Limits::default(), false).unwrap();
+            assert_eq!(dumps[0].warnings, Vec::<String>::new(), "{name}");
         }
     }
 }

@@ -14,7 +14,7 @@ pub(super) type MappingIndexes = HashMap<u64, u32>;
 
 impl Reader<'_> {
     /// Converts the mappings, ascending by their start; they may overlap. Returns them, and their indexes by their ids.
-    /// Fails if two have one id.
+    /// Fails if two have one id, a string is missing, or the memory budget is exceeded.
     pub(super) fn convert_mappings(
         &mut self,
         mut messages: Vec<proto::Mapping>,
@@ -25,12 +25,14 @@ impl Reader<'_> {
         for mapping in messages {
             let build_id = self.string_at(mapping.build_id)?;
             let path = self.string_at(mapping.filename)?;
-            self.spend(ProfileItem::Text(path.len() + build_id.len()))?;
+            self.charge_memory(ProfileItem::Text(path.len() + build_id.len()))?;
             // No location can name the id 0, which stands for no mapping.
             let index = mappings.len() as u32;
             if mapping.id != 0 && indexes.insert(mapping.id, index).is_some() {
                 let id = mapping.id;
-                return Err(Error::pprof(format!("there are two mappings {id}")));
+                return Err(Error::malformed_pprof(format!(
+                    "there are two mappings {id}"
+                )));
             }
             mappings.push(Mapping {
                 start: Address(mapping.memory_start),
@@ -48,12 +50,12 @@ impl Reader<'_> {
 
 /// Assigns each address of the profile to the mapping that its location names; `named` has these ids, by address.
 ///
-/// An address may be other code in another mapping, if profiles of several processes were merged. So a location that
-/// names no mapping is in none. One that names an unknown mapping is, too, with a warning. If no location names one,
-/// mappings are found by address.
+/// If profiles of several processes were merged, an address may be other code in another mapping. So a location that
+/// names no mapping is in none, and so is one that names an unknown mapping, with a warning. Only if no location names
+/// a mapping are mappings found by address.
 pub(super) fn assign_mappings(profile: &mut Profile, named: &[u64], indexes: &MappingIndexes) {
     if named.iter().all(|id| *id == 0) {
-        let by_address = find_by_address(profile);
+        let by_address = find_mappings_by_address(profile);
         if by_address.iter().any(Option::is_some) {
             profile
                 .warnings
@@ -76,9 +78,9 @@ pub(super) fn assign_mappings(profile: &mut Profile, named: &[u64], indexes: &Ma
     profile.address_mappings = Some(found);
 }
 
-/// Returns the mapping that contains each address; `None` for one in no mapping. All are `None` if mappings overlap, so
-/// that one address may be in several.
-fn find_by_address(profile: &Profile) -> Vec<Option<u32>> {
+/// Returns the mapping that contains each address; `None` for one in no mapping. All are `None` if mappings overlap,
+/// because then an address may be in several.
+fn find_mappings_by_address(profile: &Profile) -> Vec<Option<u32>> {
     let mut pairs = profile.mappings.windows(2);
     let is_disjoint = pairs.all(|pair| pair[0].end <= pair[1].start);
     let ids = (0..profile.stacks.addresses().len() as u32).map(AddressId);

@@ -34,7 +34,7 @@ pub(crate) fn origin_comments(origin: &ProfileOrigin) -> Vec<String> {
     comments
 }
 
-/// Reads the parts that memprof wrote; nothing from a profile of another writer.
+/// Reads the origin from the comments of a profile that memprof wrote; empty if another writer did.
 pub(super) fn read_origin(comments: &[String]) -> ProfileOrigin {
     let mut origin = ProfileOrigin::default();
     let Some((first, rest)) = comments.split_first() else {

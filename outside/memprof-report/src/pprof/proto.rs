@@ -20,6 +20,10 @@ pub(crate) struct Profile {
     pub(crate) function: Vec<Function>,
     #[prost(string, repeated, tag = "6")]
     pub(crate) string_table: Vec<String>,
+    #[prost(int64, tag = "7")]
+    pub(crate) drop_frames: i64,
+    #[prost(int64, tag = "8")]
+    pub(crate) keep_frames: i64,
     #[prost(int64, tag = "9")]
     pub(crate) time_nanos: i64,
     #[prost(int64, tag = "10")]

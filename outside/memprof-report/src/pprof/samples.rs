@@ -33,15 +33,15 @@ impl<'a> Reader<'a> {
             factors.push(factor);
         }
         if named.is_empty() {
-            return Err(Error::pprof("it has no sample type"));
+            return Err(Error::malformed_pprof("it has no sample type"));
         }
         let (types, columns) = ValueTypes::new(named);
         Ok((types, columns.into_iter().zip(factors).collect()))
     }
 
-    /// Counts the memory of all samples before any of it is allocated. `types` are those of their values. Fails if they
+    /// Counts the memory of `count` samples with values of these `types`, before any of it is allocated. Fails if they
     /// exceed a limit.
-    pub(super) fn require_samples(&mut self, count: usize, types: &ValueTypes) -> Result<()> {
+    pub(super) fn charge_samples(&mut self, count: usize, types: &ValueTypes) -> Result<()> {
         if count > self.limits.samples {
             return Err(Error::Limit {
                 what: "samples",
@@ -50,13 +50,13 @@ impl<'a> Reader<'a> {
         }
         let values = count.saturating_mul(types.row_len());
         let bytes = self.bytes.len() as u64;
-        self.budget.spend_all(ProfileItem::Sample, count, bytes)?;
-        self.budget.spend_all(ProfileItem::Value, values, bytes)
+        self.budget.charge_all(ProfileItem::Sample, count, bytes)?;
+        self.budget.charge_all(ProfileItem::Value, values, bytes)
     }
 
     /// Reads the samples into `profile`. `columns` has, for each value of a sample, its place and the factor to
-    /// multiply it by; `locations` are ascending by id. Fails if a sample is malformed, has another number of values,
-    /// names no location, or exceeds a limit.
+    /// multiply it by; `locations` are ascending by id. Fails if a sample is malformed, has more or fewer values than
+    /// `columns`, names a location that does not exist, or exceeds a limit.
     pub(super) fn read_samples(
         &mut self,
         profile: &mut Profile,
@@ -106,14 +106,14 @@ impl<'a> Reader<'a> {
                 }
             }
             if count != columns.len() {
-                return Err(Error::pprof(
+                return Err(Error::malformed_pprof(
                     "a sample has more or fewer values than sample types",
                 ));
             }
             let (known, depth) = (profile.stacks.len(), profile.stacks.pending_depth());
             let stack = profile.stacks.finish_stack();
             if profile.stacks.len() > known {
-                self.spend(ProfileItem::Stack(depth))?;
+                self.charge_memory(ProfileItem::Stack(depth))?;
             }
             types.push_row(&row);
             profile.samples.push(Sample {
@@ -141,7 +141,9 @@ impl<'a> Reader<'a> {
             return Ok(*known);
         }
         let mut set = Vec::new();
-        for label in found {
+        let mut seen = HashSet::new();
+        // jemalloc_pprof repeats the label of a stack for each of its frames.
+        for label in found.iter().filter(|label| seen.insert(**label)) {
             let key = self.shared_string(label.key, sets)?;
             let label = if label.str != 0 {
                 SetLabel::with_text(key, self.shared_string(label.str, sets)?)
@@ -151,7 +153,7 @@ impl<'a> Reader<'a> {
                 // Neither text nor number: as for `go tool pprof`, no label.
                 continue;
             };
-            self.spend(ProfileItem::Label(label.text.len()))?;
+            self.charge_memory(ProfileItem::Label(label.text.len()))?;
             if sets.keys.insert(Arc::clone(&label.key)) {
                 labels.add_key(&label.key);
             }
@@ -162,14 +164,14 @@ impl<'a> Reader<'a> {
         Ok(id)
     }
 
-    /// Returns the string with that index for labels, which share one copy. Fails if there is none, or the memory
-    /// budget is exceeded.
+    /// Returns the string with that index, of which all labels share one copy. Fails if there is no such string, or the
+    /// memory budget is exceeded.
     fn shared_string(&mut self, index: i64, sets: &mut LabelSets) -> Result<Arc<str>> {
         if let Some(known) = sets.strings.get(&index) {
             return Ok(Arc::clone(known));
         }
         let string: Arc<str> = self.printable_string(index)?.into();
-        self.spend(ProfileItem::Text(string.len()))?;
+        self.charge_memory(ProfileItem::Text(string.len()))?;
         sets.strings.insert(index, Arc::clone(&string));
         Ok(string)
     }
@@ -200,5 +202,5 @@ fn location_address(locations: &[(u64, AddressId)], id: u64) -> Result<AddressId
             .ok()
             .map(|index| locations[index].1),
     };
-    found.ok_or_else(|| Error::pprof(format!("there is no location {id}")))
+    found.ok_or_else(|| Error::malformed_pprof(format!("there is no location {id}")))
 }

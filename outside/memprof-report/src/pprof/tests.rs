@@ -9,7 +9,7 @@ use crate::code_origin::OriginRules;
 use crate::filter::compile_pattern;
 use crate::limits::Limits;
 use crate::options::{Format, Options};
-use crate::report::{Input, report};
+use crate::report::{Input, write_report};
 use crate::{Error, ErrorKind};
 
 /// A profile that is being made.
@@ -152,7 +152,7 @@ fn try_report(
         bytes,
     });
     let mut out = Vec::new();
-    let notes = report(input, base, &[], options, &|_, _| {}, &mut out)?;
+    let notes = write_report(input, base, &[], options, &|_, _| {}, &mut out)?;
     Ok((out, notes))
 }
 
@@ -388,7 +388,7 @@ fn missing_type_is_refused_with_those_that_exist() {
         "x.pb: it has no inuse_space, but: one without a name (--sample-type NAME selects one)";
     check_error(&nameless, &flat(Format::Text), ErrorKind::Usage, expected);
     let none = one(&[], &[]).bytes();
-    let error = super::parse(&none, &Limits::default()).unwrap_err();
+    let error = super::parse_uncompressed(&none, &Limits::default()).unwrap_err();
     assert_eq!(
         error.to_string(),
         "failed to parse pprof profile: it has no sample type"
@@ -408,6 +408,32 @@ fn missing_type_is_refused_with_those_that_exist() {
         ErrorKind::Usage,
         problem,
     );
+}
+
+/// The sum over all samples fits, but that over the function `f` does not, or the change from the base.
+#[test]
+fn overflow_of_negative_values_is_refused() {
+    let build = |values: &[i64]| {
+        let names = ["f", "g"].into_iter().cycle();
+        let samples = values.iter().zip(names).zip(1..);
+        let built = samples.fold(Builder::new(SPACE), |builder, ((value, name), address)| {
+            builder.sample((address, 0, name), &[*value], &[])
+        });
+        built.bytes()
+    };
+    let check = |values: &[i64], base: Option<&[i64]>, prefix: &str| {
+        for format in [Format::Text, Format::Collapsed, Format::Tree] {
+            let base = base.map(build);
+            let error = try_report(&build(values), base.as_deref(), &flat(format)).unwrap_err();
+            let problem = "the values overflow: the sum over all stacks passes 63 bits";
+            assert_eq!(error.to_string(), format!("{prefix}{problem}"));
+        }
+    };
+    const MAX: i64 = i64::MAX;
+    check(&[MAX, -MAX, MAX, -MAX], None, "x.pb: ");
+    check(&[i64::MIN], None, "x.pb: ");
+    check(&[1], Some(&[MAX, -MAX]), "y.pb: ");
+    check(&[MAX], Some(&[-MAX]), "");
 }
 
 #[test]
@@ -459,6 +485,70 @@ fn labelled() -> Builder {
             &[("tenant", Ok("acme")), ("tenant", Ok("zeta"))],
         )
         .sample((0, 0, "g"), &[80], &[("", Err((0, "")))])
+}
+
+#[test]
+fn total_of_types_of_one_name_is_that_of_the_first() {
+    let profile = one(&[SPACE[0], SPACE[0]], &[1, 2]);
+    let (out, _) = try_report(&profile.bytes(), None, &flat(Format::Json)).unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&out).unwrap();
+    assert_eq!(report["totals"]["inuse_space"], 1);
+}
+
+#[test]
+fn frames_that_the_file_drops_are_left_out() {
+    let check = |drop, keep, expected: &[&str]| {
+        let functions = ["track", "pool", "main", "handler"].into_iter();
+        let mut builder = functions.fold(Builder::new(SPACE), |builder, function| {
+            builder.sample((0, 0, function), &[0], &[])
+        });
+        // `track` is inlined in `handler`.
+        let inlined = builder.profile.location[0].line[0];
+        builder.profile.location[3].line.insert(0, inlined);
+        let sample = |stack: &[u64], value| proto::Sample {
+            location_id: stack.to_vec(),
+            value: vec![value],
+            ..proto::Sample::default()
+        };
+        builder.profile.sample = vec![
+            sample(&[1, 2, 3], 10),
+            sample(&[1], 20),
+            sample(&[4, 3], 40),
+        ];
+        builder.profile.drop_frames = builder.string(drop);
+        builder.profile.keep_frames = builder.string(keep);
+        check_stacks(&builder, expected);
+    };
+    let all = ["main;handler;track 40", "main;pool;track 10", "track 20"];
+    check("", "", &all);
+    check("rack", "", &all);
+    check("track", "track", &all);
+    // A function at the root stays.
+    check("main", "", &all);
+    let without_track = ["main;handler 40", "main;pool 10", "track 20"];
+    check("track", "", &without_track);
+    check(".*", "main|handler|pool", &without_track);
+    // With a function, those that it calls.
+    let expected = ["main 10", "main;handler;track 40", "track 20"];
+    check("pool", "", &expected);
+    let note = "note: its drop_frames or keep_frames is no valid pattern: all frames are shown";
+    check("(", "", &[all[0], all[1], all[2], note]);
+}
+
+#[test]
+fn repeated_label_is_one_value() {
+    // As jemalloc_pprof writes them: once for each frame of the stack.
+    let main = ("annotation", Ok("main"));
+    let profile = Builder::new(SPACE)
+        .sample((0, 0, "f"), &[10], &[main, main, main])
+        .sample((0, 0, "g"), &[20], &[main]);
+    let options = Options {
+        by: Some("annotation".to_owned()),
+        ..flat(Format::Text)
+    };
+    let text = shown(&profile.bytes(), &options);
+    let rows: Vec<_> = text.lines().skip(2).collect();
+    assert!(rows.len() == 1 && rows[0].ends_with(" main"), "{text}");
 }
 
 #[test]
@@ -715,7 +805,7 @@ fn profile_without_the_allocators_frames_is_valid_for_parca() {
         name: "new",
         bytes: &mut bytes,
     };
-    report(input, None, &[], &options, &|_, _| {}, &mut out).unwrap();
+    write_report(input, None, &[], &options, &|_, _| {}, &mut out).unwrap();
     let profile = decode_checked(&out);
     assert_eq!((profile.sample.len(), profile.location.len()), (2, 3));
 }
@@ -737,7 +827,7 @@ fn difference(new: &str, base: &str) -> (Vec<(Vec<u64>, i64)>, i64) {
         name: "base",
         bytes: &mut base,
     };
-    report(new, Some(base), &[], &options, &|_, _| {}, &mut out).unwrap();
+    write_report(new, Some(base), &[], &options, &|_, _| {}, &mut out).unwrap();
     let profile = decode_checked(&out);
     let offset = |id: &u64| {
         let location = profile.location.iter().find(|one| one.id == *id).unwrap();

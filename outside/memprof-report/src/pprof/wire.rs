@@ -26,7 +26,11 @@ impl<'a> Iterator for Fields<'a> {
         if field.is_none() {
             self.0 = &[];
         }
-        Some(field.ok_or_else(|| Error::pprof("it is not a protocol buffer, or is cut off")))
+        Some(
+            field.ok_or_else(|| {
+                Error::malformed_pprof("it is not a protocol buffer, or is cut off")
+            }),
+        )
     }
 }
 
@@ -99,8 +103,9 @@ pub(crate) struct FieldScan {
 }
 
 impl FieldScan {
-    /// Scans the fields that are complete in `bytes`, which are all bytes so far. Returns false if the bytes are no
-    /// profile: a field has a wire type that no profile has, or the first string is not empty.
+    /// Scans the further fields that are complete in `bytes`, which are all bytes read so far. Returns false if the
+    /// bytes are no profile: a field has a number, wire type or length that no profile has, or the first string is not
+    /// empty.
     pub(crate) fn advance(&mut self, bytes: &[u8]) -> bool {
         while is_possible_start(&bytes[self.scanned..]) {
             let mut fields = Fields(&bytes[self.scanned..]);
@@ -181,7 +186,9 @@ impl<'a> Value<'a> {
     pub(super) fn bytes(self) -> Result<&'a [u8]> {
         match self {
             Self::Bytes(bytes) => Ok(bytes),
-            _ => Err(Error::pprof("a number where a message is expected")),
+            _ => Err(Error::malformed_pprof(
+                "a number where a message is expected",
+            )),
         }
     }
 
@@ -189,7 +196,9 @@ impl<'a> Value<'a> {
     pub(super) fn number(self) -> Result<u64> {
         match self {
             Self::Varint(number) => Ok(number),
-            _ => Err(Error::pprof("a message where a number is expected")),
+            _ => Err(Error::malformed_pprof(
+                "a message where a number is expected",
+            )),
         }
     }
 
@@ -201,7 +210,7 @@ impl<'a> Value<'a> {
         };
         while !packed.is_empty() {
             let number = read_varint(&mut packed);
-            visit(number.ok_or_else(|| Error::pprof("a number is cut off"))?)?;
+            visit(number.ok_or_else(|| Error::malformed_pprof("a number is cut off"))?)?;
         }
         Ok(())
     }

@@ -61,7 +61,7 @@ pub(crate) struct ValueType {
 }
 
 impl ValueType {
-    /// Creates a type with the name and unit of a file.
+    /// Creates a type with the name and unit that a profile gives it.
     pub(crate) fn new(name: &str, unit: Unit) -> Self {
         Self {
             name: name.to_owned(),
@@ -172,16 +172,17 @@ impl ValueTypes {
             .chain(in_rows.filter_map(|(index, found)| Some((Column::Row(index), found.as_ref()?))))
     }
 
-    /// Returns the position of the first type with that name. `None` if the file has none.
+    /// Returns the position of the first type that has that name in the file, or else in reports. `None` if there is
+    /// none.
     fn find_column(&self, name: &str) -> Option<Column> {
-        let mut columns = self.columns();
-        let found = columns.find(|(_, known)| known.written == name || known.name == name);
+        let written = self.columns().find(|(_, known)| known.written == name);
+        let found = written.or_else(|| self.columns().find(|(_, known)| known.name == name));
         found.map(|(column, _)| column)
     }
 
     /// Exchanges the values at `index` of each row with those of the samples: with the bytes in use if the row's unit
     /// is bytes, else with the objects in use. Returns the sample type under which the row's values are then.
-    fn move_to_samples(&mut self, index: usize, samples: &mut [Sample]) -> SampleType {
+    fn swap_into_samples(&mut self, index: usize, samples: &mut [Sample]) -> SampleType {
         let is_bytes = |found: &Option<ValueType>| {
             found
                 .as_ref()
@@ -255,7 +256,7 @@ impl Profile {
         };
         match types.find_column(name) {
             Some(Column::Sample(sample_type)) => Ok(sample_type),
-            Some(Column::Row(index)) => Ok(types.move_to_samples(index, &mut self.samples)),
+            Some(Column::Row(index)) => Ok(types.swap_into_samples(index, &mut self.samples)),
             None => Err(self.missing_type_error(name)),
         }
     }
@@ -339,6 +340,21 @@ mod tests {
             &[Column::Sample(space), Column::Row(0), Column::Row(1)],
         );
         check(&[("cpu", "nanoseconds")], &[Column::Row(0)]);
+    }
+
+    #[test]
+    fn type_is_found_by_its_name_in_the_file_first() {
+        let check = |names: [&str; 2], name: &str, expected| {
+            let types = names.iter().map(|name| value_type(name, "bytes"));
+            let (types, _) = ValueTypes::new(types.collect());
+            assert_eq!(types.find_column(name), Some(expected), "{names:?}");
+        };
+        let (first, second) = (Column::Sample(SampleType::InuseSpace), Column::Row(0));
+        check(["space", "inuse_space"], "space", first);
+        check(["space", "inuse_space"], "inuse_space", second);
+        check(["inuse_space", "space"], "space", second);
+        check(["space", "heap"], "inuse_space", first);
+        check(["inuse_space", "inuse_space"], "inuse_space", first);
     }
 
     #[test]

@@ -37,6 +37,15 @@ impl SampleValues {
         Self(self.0.map(|value| value.max(0)))
     }
 
+    /// Returns the absolute values. `None` if one is the smallest number, whose absolute value overflows.
+    pub(crate) fn checked_abs(self) -> Option<Self> {
+        let mut absolute = Self::default();
+        for (absolute, value) in absolute.0.iter_mut().zip(self.0) {
+            *absolute = value.checked_abs()?;
+        }
+        Some(absolute)
+    }
+
     /// Returns the sum. `None` if it overflows.
     pub fn checked_add(self, other: Self) -> Option<Self> {
         let mut sum = Self::default();

@@ -30,11 +30,11 @@ pub(super) fn write_dot(
         .len()
         .saturating_sub(options.top.unwrap_or(DEFAULT_FUNCTIONS));
     rows.truncate(rows.len() - dropped);
-    let total = input.whole(options.sample_type);
+    let total = input.share_total(options.sample_type);
     let mut heading = format!(
         "{}\\l{}\\l",
-        escape(&input.name),
-        escape(&input.heading(options))
+        escape_label(&input.name),
+        escape_label(&input.heading(options))
     );
     if dropped > 0 {
         let verb = if dropped == 1 { "is" } else { "are" };
@@ -77,7 +77,7 @@ pub(super) fn write_dot(
     Ok(())
 }
 
-/// Writes the node of a function, which is called `n3` for the index 3. Its size shows the share of the flat value in
+/// Writes the node of a function, under the name `n3` for the index 3. Its size shows the share of the flat value in
 /// `total`. Its colour shows that of the cumulative value: orange, or blue for a negative one.
 fn write_node(
     index: usize,
@@ -90,7 +90,7 @@ fn write_node(
     let (flat, cum) = (row.flat.value(), row.cum.value());
     let label = format!(
         "{}\\n{} ({:.1}%)\\nof {} ({:.1}%)",
-        escape(name),
+        escape_label(name),
         format_amount(flat, options.sample_type),
         percent(flat, total),
         format_amount(cum, options.sample_type),
@@ -107,8 +107,8 @@ fn write_node(
     Ok(())
 }
 
-/// Escapes text for double quotes: graphviz ends lines at `\n` and `\l`, and decodes HTML entities.
-fn escape(name: &str) -> String {
+/// Escapes text for a label in double quotes, in which graphviz ends lines at `\n` and `\l`, and decodes HTML entities.
+fn escape_label(name: &str) -> String {
     name.replace('\\', "\\\\")
         .replace('"', "\\\"")
         .replace('&', "&amp;")

@@ -56,7 +56,7 @@ const GREY: Color = Color {
     b: 210,
 };
 
-/// Options of inferno that all flamegraphs share.
+/// Returns the options of inferno that all flamegraphs share: colours depend on names, not on chance.
 fn shared_options() -> Flamegraph<'static> {
     let mut options = Flamegraph::default();
     options.deterministic = true;

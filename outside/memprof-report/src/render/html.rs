@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::fold::Folded;
 use crate::names::StringId;
 use crate::options::Options;
-use crate::tree::{PreorderNode, preorder, require_memory};
+use crate::tree::{PreorderNode, preorder_nodes, require_memory};
 
 /// Template of the page, with marks for its parts.
 const PAGE: &str = include_str!("html/page.html");
@@ -60,11 +60,11 @@ fn join_modules(modules: &[&str]) -> String {
 
 /// `Content-Security-Policy` of the page of [`Format::Html`](super::Format): allows only its own script, whatever
 /// names the symbols have.
-pub static POLICY: LazyLock<String> = LazyLock::new(|| policy_for(&SCRIPT));
+pub static POLICY: LazyLock<String> = LazyLock::new(|| content_security_policy(&SCRIPT));
 
 /// Returns the Content-Security-Policy of a page with that script: it allows only the script and the viewer's style
 /// sheet, by their hashes.
-fn policy_for(script: &str) -> String {
+fn content_security_policy(script: &str) -> String {
     let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text));
     format!(
         "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'",
@@ -139,7 +139,7 @@ struct NodeColumn<'f, T> {
 impl<T: Serialize> Serialize for NodeColumn<'_, T> {
     /// Writes a list with one value for each node, or an empty one if `folded` is `None`.
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        let nodes = self.folded.into_iter().flat_map(preorder);
+        let nodes = self.folded.into_iter().flat_map(preorder_nodes);
         serializer.collect_seq(nodes.map(self.value))
     }
 }
@@ -250,7 +250,8 @@ pub(super) fn write_view(
         labels: input.profile.profile.labels.values_by_key(MAX_VALUES),
         tree: ViewerTree::new(&folded, input.base.is_some()),
     };
-    serde_json::to_writer(out, &view).map_err(|error| Error::io("write the report")(error.into()))
+    serde_json::to_writer(out, &view)
+        .map_err(|error| Error::failed_to("write the report")(error.into()))
 }
 
 /// Returns the ages of each function's memory. `None` if the profile has none, or there is a base.

@@ -47,7 +47,7 @@ pub(super) fn write_jeprof(
             .iter()
             .rev()
             .map(|frame| {
-                // `--` separates inlined functions.
+                // jeprof separates inlined functions by `--`, so no name may contain it.
                 symbolized
                     .names
                     .strings
@@ -92,10 +92,10 @@ pub(super) fn write_jeprof(
 /// may look up a leaf at the byte before it.
 const FREE_ADDRESSES: u64 = u64::MAX - 0xfff;
 
-/// Returns a unique address for each call, because jeprof distinguishes calls by address only. It is the call's own,
-/// unless the written mapping at it is not the call's, another call has it or a neighbouring address, or it is too near
-/// to an end of memory. Then it is a free address below [`FREE_ADDRESSES`]. If the file assigned no mappings to its
-/// addresses, all keep their own.
+/// Returns a unique address for each call, because jeprof distinguishes calls by address only. It is the call's own
+/// address, unless another mapping than the call's is written there, another call has this or a neighbouring address,
+/// or it is too near to an end of memory. Then it is a free address below [`FREE_ADDRESSES`]. If the file assigned no
+/// mappings to its addresses, all calls keep their own.
 fn distinct_call_addresses(profile: &Profile) -> Vec<u64> {
     let ids = (0..profile.stacks.addresses().len() as u32).map(AddressId);
     if profile.address_mappings.is_none() {
@@ -144,8 +144,8 @@ fn format_counts(values: SampleValues) -> String {
     )
 }
 
-/// Returns the mappings of the profile without those that are no range, hold linked addresses instead of those in
-/// memory, or overlap an earlier one.
+/// Iterates over the mappings that are written: without those that are no range, hold linked addresses instead of those
+/// in memory, or overlap an earlier one.
 fn written_mappings(profile: &Profile) -> impl Iterator<Item = &Mapping> {
     let mut end = Address(0);
     profile.mappings.iter().filter(move |mapping| {

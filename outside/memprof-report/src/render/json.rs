@@ -260,7 +260,7 @@ pub(super) fn write_json(
                 cum_error: error(row.cum),
                 diff: input.base.map(|_| diff(row.flat, row.cum)),
                 ages: cohorts.as_ref().map(|cohorts| {
-                    let ages = cohorts.for_function(row.function.0 as usize);
+                    let ages = cohorts.function_cohorts(row.function.0 as usize);
                     ages.map(Age::from).collect()
                 }),
             })
@@ -269,7 +269,7 @@ pub(super) fn write_json(
         warnings: &profile.warnings,
     };
     serde_json::to_writer_pretty(&mut *out, &report)
-        .map_err(|error| Error::io("write the report")(error.into()))?;
+        .map_err(|error| Error::failed_to("write the report")(error.into()))?;
     writeln!(out)?;
     Ok(())
 }
@@ -302,14 +302,14 @@ fn type_totals(named: &SymbolizedProfile, base: Option<&SymbolizedProfile>) -> T
     };
     let base_totals = base.map(|base| type_totals(base, None));
     let in_base = |name: &str| base_totals.as_ref().and_then(|totals| totals.get(name));
-    let columns = named.profile.columns().into_iter();
-    columns
-        .map(|(column, value_type)| {
-            let less = in_base(&value_type.name).copied().unwrap_or(0);
-            let total = sum(named, column).saturating_sub(less);
-            (value_type.name, total)
-        })
-        .collect()
+    let mut totals = Totals::new();
+    for (column, value_type) in named.profile.columns() {
+        let less = in_base(&value_type.name).copied().unwrap_or(0);
+        let total = sum(named, column).saturating_sub(less);
+        // A report shows the first of several types with one name.
+        totals.entry(value_type.name).or_insert(total);
+    }
+    totals
 }
 
 /// Converts the profile's origin for the JSON document. A part that is unknown is `None`.

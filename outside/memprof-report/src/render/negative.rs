@@ -29,7 +29,7 @@ pub(crate) fn left_out_note(
         Format::Text | Format::Tree | Format::Peek | Format::Dot | Format::Svg => None,
         Format::Pprof | Format::Json => None,
         Format::Collapsed => {
-            let (stacks, sum) = negative_stacks(profile, None, options);
+            let (stacks, sum) = count_negative_stacks(profile, None, options);
             let sum = (base.is_none() && stacks > 0).then(|| format_amount(sum, sample_type))?;
             Some(format!(
                 "{sum} in {} are negative: most flamegraph tools skip such lines",
@@ -37,7 +37,7 @@ pub(crate) fn left_out_note(
             ))
         }
         Format::Flamegraph | Format::Html | Format::View => {
-            let (stacks, sum) = negative_stacks(profile, base, options);
+            let (stacks, sum) = count_negative_stacks(profile, base, options);
             let sum = (stacks > 0).then(|| format_amount(sum, sample_type))?;
             Some(format!(
                 "{sum} in {} are negative and have no box; --format text, tree and dot show them",
@@ -91,7 +91,7 @@ pub(super) fn net_samples(profile: &Profile) -> Vec<(StackId, SampleValues)> {
 
 /// Returns the number of folded stacks with a negative value, and the sum of these values. With a base, the base's
 /// negative value is subtracted from the profile's, and a stack in which both are equal does not count.
-fn negative_stacks(
+fn count_negative_stacks(
     profile: &SymbolizedProfile,
     base: Option<&SymbolizedProfile>,
     options: &Options,

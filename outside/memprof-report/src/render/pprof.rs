@@ -43,18 +43,19 @@ pub(super) fn write_pprof(
         .collect();
     for value_type in &types {
         let value_type = encoder.intern_value_type(&value_type.written, value_type.unit.name());
+        // Field 1 of `Profile` in profile.proto: `sample_type`.
         encoder.write_field(1, &value_type)?;
     }
     match input.base {
         None => encoder.write_samples(input.profile, &types)?,
         Some(base) => encoder.write_differences(input.profile, base, &types)?,
     }
-    let time_nanos = time_nanos(profile, options.time_nanos);
+    let time_nanos = profile_time_nanos(profile, options.time_nanos);
     let tail = proto::Profile {
         time_nanos,
         duration_nanos: match input.base {
             None => profile.pprof.duration_nanos,
-            Some(base) => match self::time_nanos(&base.profile, options.base_time_nanos) {
+            Some(base) => match profile_time_nanos(&base.profile, options.base_time_nanos) {
                 0 => 0,
                 base => time_nanos.saturating_sub(base).max(0),
             },
@@ -63,7 +64,7 @@ pub(super) fn write_pprof(
         period: profile
             .interval
             .map_or(0, |interval| i64::try_from(interval).unwrap_or(i64::MAX)),
-        comment: comments(input)
+        comment: profile_comments(input)
             .iter()
             .map(|comment| encoder.intern_string(comment))
             .collect(),
@@ -74,18 +75,19 @@ pub(super) fn write_pprof(
     encoder.finish(&tail)
 }
 
-/// Time at which a profile was taken, in nanoseconds since 1970: that in the profile or, if it has none, `known`; 0 if
-/// both are unknown.
-fn time_nanos(profile: &Profile, known: i64) -> i64 {
+/// Returns the time at which a profile was taken, in nanoseconds since 1970: that of the pprof file from which it was
+/// read or, if this has none, `known`; 0 if both are unknown.
+fn profile_time_nanos(profile: &Profile, known: i64) -> i64 {
     match profile.pprof.time_nanos {
         0 => known,
         own => own,
     }
 }
 
-/// Comments of the profile: those of a pprof profile, else memprof's version, and `KEY: VALUE` for the sample interval
-/// and each part of the origin that is known. The name of the base comes last, if there is one.
-fn comments(input: &RenderInput<'_>) -> Vec<String> {
+/// Returns the comments to write: those of the pprof file from which the profile was read, else memprof's version, and
+/// `KEY: VALUE` for each known part of the origin and the sample interval. The name of the base comes last, if there is
+/// one.
+fn profile_comments(input: &RenderInput<'_>) -> Vec<String> {
     let profile = &input.profile.profile;
     if profile.value_types.is_some() {
         let base = input.base_name.iter().map(|base| format!("base: {base}"));

@@ -20,8 +20,8 @@ pub(super) fn write_svg(
     Ok(())
 }
 
-/// Runs `dot` on a graph and returns its output. Fails if it is not installed, or with the text that it writes to
-/// stderr.
+/// Runs graphviz's `dot` on a graph, waits for it, and returns its output. Fails if `dot` is not installed, or fails;
+/// the error then has the text that `dot` wrote to stderr.
 fn run_dot(graph: &[u8]) -> Result<Vec<u8>> {
     let program_error = |problem: String| Error::Program {
         program: "dot",

@@ -21,26 +21,27 @@ pub(super) fn write_text(
     out: &mut dyn Write,
 ) -> Result<()> {
     if let Some(key) = &options.by {
-        return write_shares(input, key, options, out);
+        return write_label_shares(input, key, options, out);
     }
     let folded = input.fold_for_table(options);
     let rows = function_rows(&folded, options.by_cum);
     writeln!(out, "{}", input.heading(options))?;
     match input.base {
-        None => write_values(&rows, &folded, input, options, out),
+        None => write_function_values(&rows, &folded, input, options, out),
         Some(_) => write_changes(&rows, &folded, options, out),
     }
 }
 
-/// Writes one row per value of the label `key`, the largest first, up to `top` rows.
-fn write_shares(
+/// Writes the heading, and one row per value of the label `key`, the largest first, up to `top` rows. Fails if the
+/// profile has no such label.
+fn write_label_shares(
     input: &RenderInput<'_>,
     key: &str,
     options: &Options,
     out: &mut dyn Write,
 ) -> Result<()> {
     let rows = shares_by_label(&input.profile.profile, key, options.sample_type)?;
-    let total = input.whole(options.sample_type);
+    let total = input.share_total(options.sample_type);
     writeln!(out, "{}", input.heading(options))?;
     writeln!(
         out,
@@ -67,14 +68,14 @@ fn write_shares(
 
 /// Writes one row per function of a profile without a base, up to `top` rows. Columns for samples are written if any
 /// were counted, those for ages with `--ages` if the profile has them.
-fn write_values(
+fn write_function_values(
     rows: &[Row],
     folded: &Folded<'_>,
     input: &RenderInput<'_>,
     options: &Options,
     out: &mut dyn Write,
 ) -> Result<()> {
-    let total = input.whole(options.sample_type);
+    let total = input.share_total(options.sample_type);
     let ages = input.profile.profile.ages.filter(|_| options.ages);
     let cohorts = ages.map(|ages| Cohorts::new(folded, ages, MAX_COLUMNS, options.by_cum));
     let age_columns = |median: &str, sparkline_text: &str| match &cohorts {
@@ -176,7 +177,9 @@ fn write_changes(
         if rows.is_empty() {
             continue;
         }
-        let sum: i64 = rows.iter().map(|row| pair(row).value()).sum();
+        let values = rows.iter().map(|row| pair(row).value());
+        // Cumulative values have the bytes of a stack once for each of its functions.
+        let sum = values.fold(0, i64::saturating_add);
         writeln!(
             out,
             "\n{} ({column}): {}, {}",

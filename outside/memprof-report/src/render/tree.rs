@@ -23,7 +23,7 @@ pub(super) fn write_tree(
     let folded = input.fold_by_origin(options);
     let nodes = call_tree(&folded, input.memory_left())?;
     let children = children_by_node(&nodes);
-    let total = input.whole(options.sample_type);
+    let total = input.share_total(options.sample_type);
     let shown = match options.top {
         Some(top) => shown_largest(&nodes, top),
         None => shown_by_percent(&nodes, total),
@@ -95,10 +95,45 @@ fn shown_largest(nodes: &[Node], top: usize) -> Vec<bool> {
     shown
 }
 
-/// Returns, for each node by index, whether it has at least [`MIN_PERCENT`] of the total. The root is always shown.
+/// Returns, for each node by index, whether it has at least [`MIN_PERCENT`] of the total, with its callees or without
+/// them, or is an ancestor of one that has: in a difference, values of callees may cancel out in their caller. The root
+/// is always shown.
 fn shown_by_percent(nodes: &[Node], total: i64) -> Vec<bool> {
-    let is_small = |node: &Node| percent(node.total.value(), total).abs() < MIN_PERCENT;
-    let mut shown: Vec<bool> = nodes.iter().map(|node| !is_small(node)).collect();
+    let is_large = |node: &Node| {
+        [node.total, node.own]
+            .iter()
+            .any(|pair| percent(pair.value(), total).abs() >= MIN_PERCENT)
+    };
+    let mut shown: Vec<bool> = nodes.iter().map(is_large).collect();
+    // A node comes after its parent.
+    for index in (1..nodes.len()).rev() {
+        if shown[index] {
+            shown[nodes[index].parent as usize] = true;
+        }
+    }
     shown[0] = true;
     shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shown_by_percent;
+    use crate::fold::Folded;
+    use crate::limits::MemoryLeft;
+    use crate::tree::call_tree;
+
+    #[test]
+    fn caller_whose_callees_cancel_out_is_shown() {
+        let stacks = [
+            (vec!["idle"], 1, 0),
+            (vec!["main", "handler"], 100, 0),
+            (vec!["main", "handler", "pool"], 0, 100),
+        ];
+        let folded = Folded::from_stacks(stacks.into_iter());
+        let nodes = call_tree(&folded, MemoryLeft::default()).unwrap();
+        let shown = shown_by_percent(&nodes, 1000);
+        let hidden = nodes.iter().zip(shown).filter(|(_, shown)| !shown);
+        let hidden = hidden.filter_map(|(node, _)| Some(folded.functions.get(node.function?)));
+        assert_eq!(hidden.collect::<Vec<_>>(), ["idle"]);
+    }
 }

@@ -16,12 +16,13 @@ pub(super) fn other_program_warning(profile: &Profile, base: &Profile) -> Option
 }
 
 /// Returns a warning if memprof's sampler began anew in the process between the two profiles: each lacks what was
-/// allocated before its own beginning. `None` for two processes, which began at different times anyway.
+/// allocated before its own beginning. `None` for two processes, which began at different times anyway, and if the
+/// process or a beginning is unknown.
 pub(super) fn other_start_warning(profile: &Profile, base: &Profile) -> Option<String> {
     let (new, old) = (&profile.origin, &base.origin);
     let since = new.sampling_since.as_ref()?;
     let base_since = old.sampling_since.as_ref()?;
-    // A pid is given again: the first process of each container has the same.
+    // A pid alone does not identify a process: it is used again, and the first process of every container has the same.
     let is_one_process = new.pid.is_some()
         && new.started.is_some()
         && (new.pid, &new.machine, &new.started) == (old.pid, &old.machine, &old.started);

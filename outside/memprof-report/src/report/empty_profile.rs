@@ -11,15 +11,16 @@ const ONLY_ALLOCATED: &str = "nothing of what was sampled is in use any more; --
 pub(super) const ONLY_MEMPROF: &str =
     "nothing of the program's was sampled, only memprof's own memory";
 
-/// Returns why nothing of a profile with samples can be shown. `None` if there is something.
-pub(super) fn reason_to_refuse(profile: &Profile, options: &Options) -> Option<&'static str> {
+/// Returns the reason for which a report of a profile whose samples are all 0 in the selected sample type is refused.
+/// `None` if a sample is not 0, or if the format is pprof and allocated values are not 0.
+pub(super) fn all_zero_reason(profile: &Profile, options: &Options) -> Option<&'static str> {
     if !is_all_zero(profile, options.sample_type) {
         return None;
     }
     let has_values = |t: &SampleType| !is_all_zero(profile, *t);
     let mut alloc = SampleType::ALL.into_iter().filter(|t| t.is_alloc());
     match alloc.any(|t| has_values(&t)) && !options.sample_type.is_alloc() {
-        // It holds the values of all types.
+        // A pprof file holds the values of all types.
         true if options.format == Format::Pprof => None,
         true => Some(ONLY_ALLOCATED),
         false => Some(NOTHING_LEFT),
@@ -30,4 +31,32 @@ pub(super) fn reason_to_refuse(profile: &Profile, options: &Options) -> Option<&
 pub(super) fn is_all_zero(profile: &Profile, sample_type: SampleType) -> bool {
     let mut samples = profile.samples.iter();
     samples.all(|sample| sample.values[sample_type] == 0)
+}
+
+/// Explains why no sample is left: by the options that filter samples, else by the sampling.
+pub(super) fn empty_reason(profile: &Profile, options: &Options) -> String {
+    if options.filter.focus.is_some() || options.filter.ignore.is_some() {
+        return "no stack is left by --focus and --ignore".into();
+    }
+    if options.label.is_some() {
+        return "nothing is left by --label".into();
+    }
+    if options.older.is_some() {
+        return "nothing is left by --older".into();
+    }
+    let origin = &profile.origin;
+    let since = origin
+        .sampling_since
+        .as_ref()
+        .or(origin.active_since.as_ref());
+    match (profile.interval, since) {
+        (Some(interval), Some(since)) => format!(
+            "nothing was sampled since {since}, at 1 sample per {interval} bytes; `memprof ledger` shows where the \
+             process's memory is, also what no allocator gave out"
+        ),
+        (Some(interval), None) => format!(
+            "nothing was sampled, at 1 sample per {interval} bytes; profiling may never have been active"
+        ),
+        (None, _) => "it has no sample".into(),
+    }
 }

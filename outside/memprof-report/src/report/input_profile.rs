@@ -5,12 +5,13 @@ use super::loaded_profile::LoadedProfile;
 use super::merged_profile::merge_processes;
 use crate::ages::{no_ages_error, retain_older};
 use crate::error::Result;
-use crate::input::parse_all;
+use crate::input::parse_profiles;
 use crate::label_shares::filter_by_label;
 use crate::options::Options;
 use crate::profile::SampleType;
 use crate::render::format_amount;
 use crate::symbolize::{KnownFrames, Progress, Sources, SymbolBudget};
+use crate::unsample::overflow_error;
 
 /// Reads the profile of each process in the input, merges them, and filters by age and label. `sources` are those of
 /// each process; the last ones serve all further processes. One budget of symbols is for all of them.
@@ -20,7 +21,7 @@ pub(super) fn read_input(
     options: &Options,
     progress: Progress<'_>,
 ) -> Result<LoadedProfile> {
-    let profiles = parse_all(input.bytes, &options.limits, options.force)?;
+    let profiles = parse_profiles(input.bytes, &options.limits, options.force)?;
     let mut budget = SymbolBudget::new(&profiles);
     let mut known = KnownFrames::default();
     let sources = |index: usize| sources.get(index).or(sources.last());
@@ -31,6 +32,8 @@ pub(super) fn read_input(
     });
     let mut loaded = merge_processes(parts.collect::<Result<_>>()?);
     let profile = &mut loaded.profile;
+    // The sum over each process fits.
+    profile.totals().ok_or_else(overflow_error)?;
     if options.ages && profile.ages.is_none() {
         return Err(no_ages_error());
     }

@@ -3,7 +3,7 @@
 use crate::allocator_frames::allocator_depths;
 use crate::error::{Error, Result};
 use crate::managed::StackFrames;
-use crate::managed_frames::{name_frames, select_program_frames};
+use crate::managed_frames::{name_managed_frames, select_program_frames};
 use crate::module_names::ModuleNames;
 use crate::names::Names;
 use crate::options::Options;
@@ -23,8 +23,8 @@ pub(super) struct LoadedProfile {
 }
 
 impl LoadedProfile {
-    /// Selects the sample type of a process's profile, undoes the sampling, and finds symbols within the `budget`. The
-    /// frames of files that several processes of the report have mapped are in `known`.
+    /// Selects the sample type of a process's profile, undoes the sampling, and finds symbols within the `budget`.
+    /// `known` stores the frames of files that several processes of the report have mapped.
     pub(super) fn from_dump(
         mut profile: Profile,
         sources: Option<&Sources>,
@@ -48,7 +48,7 @@ impl LoadedProfile {
                 profile.names.take().unwrap_or_default()
             }
         };
-        name_frames(&mut profile, &mut names, options.shown_frames());
+        name_managed_frames(&mut profile, &mut names, options.shown_frames());
         Ok(Self {
             profile,
             names,
@@ -84,7 +84,7 @@ impl LoadedProfile {
             names,
             depths,
         } = &mut named;
-        options.filter.apply(profile, names, depths);
+        options.filter.retain_samples(profile, names, depths);
         named
     }
 }

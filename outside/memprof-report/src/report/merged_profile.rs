@@ -27,7 +27,7 @@ pub(super) fn merge_processes(mut parts: Vec<LoadedProfile>) -> LoadedProfile {
     let sample_type = sample_type.map_or_else(SampleType::default, |part| part.sample_type);
     let warnings = merge_warnings(&parts);
     let mut merge = ProfileMerge::new(&parts);
-    parts.into_iter().for_each(|part| merge.add(part));
+    parts.into_iter().for_each(|part| merge.add_process(part));
     let ProfileMerge {
         mut profile,
         names,
@@ -42,7 +42,7 @@ pub(super) fn merge_processes(mut parts: Vec<LoadedProfile>) -> LoadedProfile {
     profile.warnings = warnings;
     profile
         .warnings
-        .insert(0, list_processes(&profile.origin.processes));
+        .insert(0, processes_note(&profile.origin.processes));
     LoadedProfile {
         profile,
         names,
@@ -82,7 +82,7 @@ impl ProfileMerge {
 
     /// Adds the profile of a process: its samples, with new ids for stacks and labels, and its origin. The largest
     /// sample interval of the processes and the first known program stay.
-    fn add(&mut self, part: LoadedProfile) {
+    fn add_process(&mut self, part: LoadedProfile) {
         let LoadedProfile {
             profile: mut part,
             names,
@@ -119,7 +119,7 @@ impl ProfileMerge {
         merged.is_pinned |= part.is_pinned;
         merged.ages = merge_ages(merged.ages, part.ages);
         merged.program = merged.program.take().or(part.program);
-        // It counts the whole file so far.
+        // The budget of a process counts the whole file up to its dump.
         merged.memory_left = part.memory_left;
         merge_origin(&mut merged.origin, part.origin);
         merged.origin.processes.push(process);
@@ -154,7 +154,7 @@ impl ProfileMerge {
         .collect()
     }
 
-    /// Returns the indexes of a process's mappings among the merged ones.
+    /// Returns the indexes of a process's mappings among the merged ones, which contain them all.
     fn find_mappings(&self, mappings: &[Mapping]) -> Vec<Option<u32>> {
         let merged: Vec<_> = self.profile.mappings.iter().map(mapping_key).collect();
         let find =
@@ -267,8 +267,8 @@ fn merge_warnings(parts: &[LoadedProfile]) -> Vec<String> {
     join_notes(&notes.collect::<Vec<_>>())
 }
 
-/// Returns the notes of several processes, each with its name: every text once, with the names of its processes in front
-/// unless all have it.
+/// Joins the notes of several processes, given as pairs of a process's name and its notes: every text once, after the
+/// names of the processes that have it, or alone if all have it.
 pub fn join_notes(processes: &[(String, Vec<String>)]) -> Vec<String> {
     let mut joined: Vec<(&str, Vec<String>)> = Vec::new();
     for (name, notes) in processes {
@@ -297,8 +297,8 @@ fn process_name(host: Option<&str>, pid: Option<u32>) -> String {
     }
 }
 
-/// Note that lists the processes with their bytes in use, the largest first.
-fn list_processes(processes: &[ProfiledProcess]) -> String {
+/// Returns a note that lists the processes with their bytes in use, the largest first.
+fn processes_note(processes: &[ProfiledProcess]) -> String {
     let mut by_size: Vec<&ProfiledProcess> = processes.iter().collect();
     by_size.sort_by_key(|process| std::cmp::Reverse(process.inuse_space));
     let text = |process: &ProfiledProcess| {

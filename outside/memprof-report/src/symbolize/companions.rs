@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use object::Object as _;
 
 use super::Sources;
+use super::build_id::build_id;
 use super::limited_file::LimitedFile;
-use super::regular_file::{READ_LIMIT, SearchPath, build_id, open_regular};
-use super::supplementary_link::has_id;
+use super::regular_file::{READ_LIMIT, SearchPath, open_regular};
+use super::supplementary_link::has_supplementary_id;
 
 /// Directory of debug files in distributions, relative to a root.
 pub(super) const DEBUG_DIR: &str = "usr/lib/debug";
@@ -52,21 +53,21 @@ impl Companions {
     }
 
     /// Directory below which the binary was found.
-    pub(super) fn root(&self) -> &Path {
+    pub(super) fn root_of_binary(&self) -> &Path {
         &self.binary.root
     }
 
     /// Finds the debug file of the binary by its build id, else by `.gnu_debuglink` with an equal checksum, and
     /// remembers its path. `id` is `None` for a binary without a build id. Returns `None` if there is no such file.
     pub(super) fn find_debug_file(&mut self, file: &File, id: Option<&str>) -> Option<File> {
-        let by_id = id.and_then(|id| self.find_by_id(id));
-        let (found, path) = by_id.or_else(|| self.find_by_link(file, id))?;
+        let by_id = id.and_then(|id| self.find_debug_file_by_id(id));
+        let (found, path) = by_id.or_else(|| self.find_debug_file_by_link(file, id))?;
         self.debug = Some(path);
         Some(found)
     }
 
     /// Finds a debug file by its build id. `None` if there is none.
-    fn find_by_id(&self, id: &str) -> Option<(File, SearchPath)> {
+    fn find_debug_file_by_id(&self, id: &str) -> Option<(File, SearchPath)> {
         let path = build_id_path(id, ".debug")?;
         let paths = self.roots.iter().flat_map(|root| {
             [Path::new(DEBUG_DIR).join(&path), path.clone()].map(|path| SearchPath {
@@ -79,7 +80,7 @@ impl Companions {
 
     /// Finds the debug file that the binary names in `.gnu_debuglink`. `None` if there is none with the same build id
     /// or, without one, with the checksum.
-    fn find_by_link(&self, file: &File, id: Option<&str>) -> Option<(File, SearchPath)> {
+    fn find_debug_file_by_link(&self, file: &File, id: Option<&str>) -> Option<(File, SearchPath)> {
         let (name, checksum) = debug_link(file)?;
         let directory = self.binary.path.parent()?;
         let below = directory.strip_prefix("/").unwrap_or(directory);
@@ -102,8 +103,9 @@ impl Companions {
         })
     }
 
-    /// Finds the supplementary file of the debug information, with that id: at its path, which may be relative, where
-    /// distributions have it, or by the id as a build id. `None` if there is none.
+    /// Finds the supplementary file of the debug information by its `path` (which may be relative to the binary or its
+    /// debug file), else where distributions install it, else by `id` as a build id. `None` if there is none with that
+    /// id.
     pub(super) fn find_supplementary(&self, path: &Path, id: &str) -> Option<File> {
         let name = Path::new(path.file_name()?);
         let dwz = Path::new(".dwz").join(name);
@@ -123,12 +125,13 @@ impl Companions {
             })
         });
         let mut paths = beside.chain(installed);
-        let found = paths.find_map(|path| open_regular(&path).filter(|file| has_id(file, id)));
-        found.or_else(|| Some(self.find_by_id(id)?.0))
+        let found = paths
+            .find_map(|path| open_regular(&path).filter(|file| has_supplementary_id(file, id)));
+        found.or_else(|| Some(self.find_debug_file_by_id(id)?.0))
     }
 
-    /// Opens the files that may hold the split unit with that path, compiled in `directory`. Leaves out those that
-    /// cannot be opened.
+    /// Opens the files that may contain the split unit with that path, which was compiled in `directory`: those there,
+    /// and those beside the binary or its debug file. Leaves out those that cannot be opened.
     pub(super) fn open_split_files(&self, directory: &Path, path: &Path) -> Vec<File> {
         let name = path.file_name().map(Path::new).unwrap_or(path);
         let compiled = self.roots.iter().map(|root| SearchPath {
@@ -147,7 +150,7 @@ impl Companions {
 
     /// Opens the DWARF package (`.dwp`) beside the binary or its debug file, which contains all split units. `None` if
     /// there is none.
-    pub(super) fn open_package(&self) -> Option<File> {
+    pub(super) fn open_dwarf_package(&self) -> Option<File> {
         let files = [Some(&self.binary), self.debug.as_ref()];
         let mut names = files.into_iter().flatten().filter_map(|file| {
             let mut name = file.path.file_name()?.to_owned();

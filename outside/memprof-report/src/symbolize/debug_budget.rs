@@ -43,8 +43,8 @@ impl DebugBudget {
         lists: &DebugAbbrev<EndianSlice<'_, RunTimeEndian>>,
         DebugAbbrevOffset(offset): DebugAbbrevOffset,
     ) -> io::Result<()> {
-        let list_len = list_len(lists, offset).map_err(io::Error::other)?;
-        spend(&mut self.abbreviation_bytes, list_len).ok_or_else(|| {
+        let list_len = abbreviation_list_len(lists, offset).map_err(io::Error::other)?;
+        subtract(&mut self.abbreviation_bytes, list_len).ok_or_else(|| {
             limit_error(format!(
                 "its abbreviations pass the limit of {MAX_ABBREVIATION_BYTES} bytes"
             ))
@@ -53,7 +53,7 @@ impl DebugBudget {
 
     /// Subtracts one function from the budget. Fails if the limit is exceeded.
     pub(super) fn charge_function(&mut self) -> io::Result<()> {
-        spend(&mut self.functions, 1).ok_or_else(|| {
+        subtract(&mut self.functions, 1).ok_or_else(|| {
             limit_error(format!(
                 "it has more than {MAX_FUNCTIONS} functions where the addresses are"
             ))
@@ -74,7 +74,7 @@ impl DebugBudget {
             };
             let program = unit.line_program.as_ref();
             let length = program.map_or(0, |program| program.header().raw_program_buf().len());
-            spend(&mut self.line_bytes, length as u64).ok_or_else(|| {
+            subtract(&mut self.line_bytes, length as u64).ok_or_else(|| {
                 limit_error(format!(
                     "its lines pass the limit of {MAX_LINE_BYTES} bytes where the addresses are"
                 ))
@@ -85,7 +85,7 @@ impl DebugBudget {
 }
 
 /// Subtracts an amount from what remains; `None` if less remains.
-fn spend(remaining: &mut u64, amount: u64) -> Option<()> {
+fn subtract(remaining: &mut u64, amount: u64) -> Option<()> {
     *remaining = remaining.checked_sub(amount)?;
     Some(())
 }
@@ -95,8 +95,9 @@ fn limit_error(problem: String) -> io::Error {
     io::Error::new(io::ErrorKind::FileTooLarge, problem)
 }
 
-/// Length in bytes of the list at `offset` of `.debug_abbrev` (DWARF 5, 7.5.3). Fails if it is damaged.
-fn list_len(
+/// Returns the length in bytes of the abbreviation list at `offset` of `.debug_abbrev` (DWARF 5, 7.5.3). Fails if the
+/// list is damaged.
+fn abbreviation_list_len(
     lists: &DebugAbbrev<EndianSlice<'_, RunTimeEndian>>,
     offset: usize,
 ) -> gimli::Result<u64> {
@@ -139,14 +140,18 @@ mod tests {
         ];
         let bytes = bytes.concat();
         let check = |offset: usize, expected: u64| {
-            assert_eq!(list_len(&lists(&bytes), offset), Ok(expected), "{offset}");
+            assert_eq!(
+                abbreviation_list_len(&lists(&bytes), offset),
+                Ok(expected),
+                "{offset}"
+            );
         };
         check(0, 16);
         check(7, 9);
         check(16, 6);
         check(bytes.len(), 0);
-        assert!(list_len(&lists(&bytes), bytes.len() + 1).is_err());
-        assert!(list_len(&lists(&bytes[..5]), 0).is_err());
+        assert!(abbreviation_list_len(&lists(&bytes), bytes.len() + 1).is_err());
+        assert!(abbreviation_list_len(&lists(&bytes[..5]), 0).is_err());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::debug_budget::DebugBudget;
 use super::frames::Frames;
 use super::scopes::{Offset, Scopes, Slice};
 use super::sections;
-use super::source_path::is_rust;
+use super::source_path::is_rust_source;
 use super::split::SplitUnits;
 use super::supplementary::Supplementary;
 use super::units;
@@ -36,8 +36,8 @@ pub(super) struct Context<'s> {
 }
 
 impl<'d> Dwarf<'d> {
-    /// Loads the debug information for `addresses`, ascending, with that in the files to which it refers, the
-    /// `companions`. `None` if the file has none. Fails if the debug information is damaged, or exceeds a limit.
+    /// Loads the debug information that `addresses`, ascending, need: from the file, and from those of its `companions`
+    /// to which it refers. `None` if the file has none. Fails if the debug information is damaged, or exceeds a limit.
     pub(super) fn load<R: ReadRef<'d>>(
         file: &object::File<'d, R>,
         addresses: &[LinkedAddress],
@@ -76,13 +76,13 @@ impl<'d> Dwarf<'d> {
             split: SplitUnits::default(),
             endian,
         };
-        budget.charge_lines(&loaded.borrow())?;
-        loaded.split = SplitUnits::load(&Arc::new(loaded.borrow()), addresses, companions);
+        budget.charge_lines(&loaded.as_gimli())?;
+        loaded.split = SplitUnits::load(&Arc::new(loaded.as_gimli()), addresses, companions);
         Ok(Some(loaded))
     }
 
-    /// Lends the sections to gimli, with those of the supplementary file.
-    fn borrow(&self) -> gimli::Dwarf<Slice<'_>> {
+    /// Returns the sections as gimli reads them, with those of the supplementary file.
+    fn as_gimli(&self) -> gimli::Dwarf<Slice<'_>> {
         let slice = |section| EndianSlice::new(section, self.endian);
         let mut dwarf = self.sections.borrow(|section| slice(&**section));
         if let Some(sections) = &self.supplementary.sections {
@@ -93,7 +93,7 @@ impl<'d> Dwarf<'d> {
 
     /// Prepares lookups of addresses. `None` if the debug information is damaged.
     pub(super) fn prepare_context(&self) -> Option<Context<'_>> {
-        let files = addr2line::Context::from_dwarf(self.borrow()).ok()?;
+        let files = addr2line::Context::from_dwarf(self.as_gimli()).ok()?;
         Some(Context {
             files,
             split: &self.split,
@@ -101,7 +101,8 @@ impl<'d> Dwarf<'d> {
         })
     }
 
-    /// Notes on missing inlined functions: `nameless` ones, and those of units whose files were not found.
+    /// Returns notes on missing inlined functions: on those without a name, whose number is `nameless`, and on those of
+    /// units whose files were not found.
     pub(super) fn missing_notes(&self, nameless: usize) -> Vec<String> {
         let nameless = self.supplementary.nameless_note(nameless);
         nameless
@@ -114,7 +115,7 @@ impl<'d> Dwarf<'d> {
 impl<'s> Context<'s> {
     /// Adds the frames at an address, innermost first. The outermost frame gets the name of `symbol` if debug
     /// information has only its location, or only its short name: with `-Cdebuginfo=line-tables-only`, only the mangled
-    /// symbol has the module or class. Adds nothing if there is no name, or the debug information contradicts itself.
+    /// symbol has the module or class. Adds nothing if the outermost frame has no name, or no frame can be read.
     /// Returns the number of inlined functions that were left out because they have no name.
     pub(super) fn add_frames(
         &'s self,
@@ -154,7 +155,7 @@ impl<'s> Context<'s> {
             let location = frame.location.as_ref();
             let file = location.and_then(|location| location.file);
             let line = location.and_then(|location| location.line).unwrap_or(0);
-            match file.filter(|file| is_rust(file) && !is_mangled(function)) {
+            match file.filter(|file| is_rust_source(file) && !is_mangled(function)) {
                 Some(file) => {
                     let unit_name = *unit_name.get_or_insert_with(|| self.unit_name(address));
                     frames.push_in_file(id, function, (file, line), unit_name);

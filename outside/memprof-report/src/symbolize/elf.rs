@@ -9,7 +9,7 @@ use std::time::Instant;
 use object::Object as _;
 
 use super::address::LinkedAddress;
-use super::call_shapes;
+use super::call_shapes::{LeafCall, read_call_shapes};
 use super::dwarf::Dwarf;
 use super::frames::{CollectedFrames, Frames};
 use super::image::Image;
@@ -86,7 +86,7 @@ pub(super) fn symbolize_file(
     }
     let rules = UnwindingRules::find(&file);
     let symbols = symbols.symbols().zip(&queries);
-    let symbols = symbols.map(|(symbol, query)| name_at(query.0, symbol?, rules.as_ref()));
+    let symbols = symbols.map(|(symbol, query)| symbol_name_at(query.0, symbol?, rules.as_ref()));
     let queries: Vec<Query<'_>> = queries.iter().copied().zip(symbols).collect();
 
     let addresses: Vec<LinkedAddress> = queries.iter().map(|((address, _), _)| *address).collect();
@@ -107,8 +107,12 @@ pub(super) fn symbolize_file(
         .iter()
         .filter(|query| query.is_near_leaf);
     let near_leaf: HashSet<AddressId> = near_leaf.map(|query| query.id).collect();
-    let calls = queries.iter().map(|(call, _)| *call);
-    let calls: Vec<_> = calls.filter(|(_, id)| near_leaf.contains(id)).collect();
+    let calls = queries.iter().map(|&((address, id), symbol)| LeafCall {
+        address,
+        id,
+        is_named: symbol.is_some(),
+    });
+    let calls: Vec<_> = calls.filter(|call| near_leaf.contains(&call.id)).collect();
     // Go's table of functions, which a stripped program has, too.
     let is_go = file.section_by_name(".gopclntab").is_some();
     let (frames, missing) = find_frames_parallel(&queries, dwarf.as_ref(), is_go, deadline);
@@ -120,14 +124,14 @@ pub(super) fn symbolize_file(
     notes.extend((missing.late > 0).then(|| late_note(LATE_PARTS, missing.late)));
     Ok((
         frames,
-        call_shapes::read_call_shapes(&file, &cache, rules.as_ref(), &calls),
+        read_call_shapes(&file, &cache, rules.as_ref(), &calls),
         notes,
     ))
 }
 
-/// Returns the name of the symbol at an address. `None` if the symbol has no size, and by the file's unwinding rules
-/// another function starts after it.
-fn name_at<'s>(
+/// Returns the name of the `symbol` that was found for an address. `None` if it has no size and, by the file's
+/// unwinding rules, another function starts between it and the address.
+fn symbol_name_at<'s>(
     address: LinkedAddress,
     symbol: FoundSymbol<'s>,
     rules: Option<&UnwindingRules<'_>>,
@@ -151,8 +155,8 @@ struct MissingNames {
     late: usize,
 }
 
-/// Symbolizes the addresses, split between cores by ranges, because neighbours share debug information. Without
-/// `dwarf`, by symbols alone. Returns the frames of each range, and what is missing.
+/// Calls [`find_frames`] on threads, each with a range of the addresses, because neighbours share debug information.
+/// Blocks until all are done. Returns the frames of each range, and the sum of what is missing.
 fn find_frames_parallel(
     queries: &[Query<'_>],
     dwarf: Option<&Dwarf<'_>>,
@@ -241,7 +245,7 @@ fn to_linked_addresses(
     object_file.queries.iter().filter_map(linked).collect()
 }
 
-/// Note that no address lies in the file's image.
+/// Returns a note that no address lies in the segments of the file that was found.
 fn outside_code_note(object_file: &ObjectFile<'_>) -> String {
     let count = object_file.queries.len();
     format!(

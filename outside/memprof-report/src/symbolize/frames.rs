@@ -144,8 +144,8 @@ impl<'s> Frames<'s> {
         }
     }
 
-    /// Returns a function's demangled name and its symbol's. They are cached by the address of that text. `has_dots` says
-    /// that in the function's language, dots separate packages.
+    /// Returns the ids of a function's demangled name and of its symbol. They are cached by the address of the symbol's
+    /// text, which is in the file's tables. `has_dots` says that in the function's language, dots separate packages.
     fn intern_function(&mut self, symbol: &'s [u8], has_dots: bool) -> FunctionName {
         let known = self.functions.entry(StrAddress(symbol));
         *known.or_insert_with(|| {
@@ -175,7 +175,7 @@ impl<'s> Frames<'s> {
         self.list.truncate(len);
     }
 
-    /// Returns the frames without borrowing from the file.
+    /// Converts the list to one that does not borrow from the file.
     pub(super) fn finish(self) -> CollectedFrames {
         CollectedFrames {
             strings: self.strings,

@@ -29,9 +29,9 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// Difference between addresses in memory and in the file, should `mapping` be part of this segment. `None` if it
-    /// cannot be. Without `has_offsets`, the offsets of the segment or of the mapping are unknown, and the mapping
-    /// counts as the start of the segment.
+    /// Returns the load bias, the difference between an address in memory and the linked one, should `mapping` be part
+    /// of this segment. `None` if it cannot be. Without `has_offsets`, the offsets of the segment or of the mapping are
+    /// unknown, and the mapping counts as the start of the segment.
     fn bias(&self, mapping: &Mapping, has_offsets: bool) -> Option<u64> {
         let start = match has_offsets {
             true => {
@@ -117,8 +117,8 @@ impl Image {
         self.likeliest_bias(mappings, self.has_code)
     }
 
-    /// Like [`bias`](Self::bias), also in its `None`, but by the sizes of segments and mappings: the mappings have no
-    /// file offsets.
+    /// Like [`bias`](Self::bias), for mappings without file offsets: the sizes of segments and mappings decide. `None`
+    /// if no bias fits any mapping, or two fit equally many.
     pub(super) fn bias_without_offsets<'m>(
         &self,
         mappings: impl Iterator<Item = &'m Mapping> + Clone,
@@ -165,8 +165,8 @@ impl Image {
         })
     }
 
-    /// Mappings of the file's code at the load bias `bias`, as the loader makes them, with the path `path`. `build_id`
-    /// is that of the file in hex, `None` if it is unknown.
+    /// Iterates over the mappings of the file's code that a loader makes at the load bias `bias`. They get the `path`
+    /// and the `build_id`, which is in hex.
     pub(super) fn code_mappings<'a>(
         &'a self,
         bias: u64,
@@ -318,6 +318,6 @@ mod tests {
             (code[0].start, code[0].end),
             (Address(0x40_1000), Address(0x40_2000))
         );
-        assert_eq!(code[0].normalize(Address(0x40_1680)), FileOffset(0x680));
+        assert_eq!(code[0].file_offset(Address(0x40_1680)), FileOffset(0x680));
     }
 }

@@ -16,7 +16,7 @@ const MAX_JITDUMPS: usize = 4;
 
 /// Names addresses that are in no file and have no name yet, from the perf map of a running process and from jitdumps, until
 /// the `budget` is spent. Warnings of the profile say which jitdumps cannot be read, and how many names are left out.
-pub(super) fn name_addresses(
+pub(super) fn name_jit_code(
     profile: &mut Profile,
     sources: &Sources,
     names: &mut Names,
@@ -88,8 +88,8 @@ fn unnamed_addresses(profile: &Profile, names: &Names) -> Vec<(u64, AddressId)> 
     addresses
 }
 
-/// Jitdumps that the process had mapped, each once and at most [`MAX_JITDUMPS`], with the id of the process that wrote
-/// it.
+/// Returns the paths of the jitdumps that the process had mapped, each once and at most [`MAX_JITDUMPS`], with the ids
+/// of the processes that wrote them.
 fn mapped_jitdumps(profile: &Profile) -> Vec<(&str, u32)> {
     let mut found = Vec::new();
     for mapping in &profile.mappings {
@@ -101,8 +101,8 @@ fn mapped_jitdumps(profile: &Profile) -> Vec<(&str, u32)> {
 }
 
 /// Opens a jitdump. While the process runs, only a file of its user counts. Later, when `process` is `None`, any file
-/// at that path does, as for a binary without a build id. `None` if there is no such file, or the process has ended and
-/// the profile is of another machine.
+/// at that path counts, as for a binary without a build id. `None` if there is no such file, or if the process has
+/// ended and the profile is of another machine.
 fn open_jitdump(
     path: &str,
     profile: &Profile,
@@ -110,7 +110,7 @@ fn open_jitdump(
     process: Option<&LiveProcess>,
 ) -> Option<File> {
     if let Some(process) = process {
-        return process.open(Path::new(path));
+        return process.open_own_file(Path::new(path));
     }
     let (profile_machine, machine) = (&profile.origin.machine, &sources.machine);
     let is_foreign = profile_machine.is_some() && machine.is_some() && profile_machine != machine;
@@ -153,12 +153,12 @@ impl LiveProcess {
 
     /// Opens the map that the process's JIT compiler writes for `perf`. `None` if there is none of the process's user.
     fn open_perf_map(&self) -> Option<File> {
-        self.open(Path::new(&format!("/tmp/perf-{}.map", self.own_pid)))
+        self.open_own_file(Path::new(&format!("/tmp/perf-{}.map", self.own_pid)))
     }
 
     /// Opens a file in the root directory of the process. `None` unless it belongs to the process's user, because
     /// anybody may write to `/tmp`.
-    fn open(&self, path: &Path) -> Option<File> {
+    fn open_own_file(&self, path: &Path) -> Option<File> {
         let file = open_regular(&SearchPath {
             root: self.root.clone(),
             path: path.into(),

@@ -42,9 +42,9 @@ pub(super) fn writer_pid(mapping: &Mapping) -> Option<u32> {
     number.parse().ok().filter(|_| mapping.executable)
 }
 
-/// Returns the names of `addresses`, ascending. The latest record for an address wins. Empty if another process than
-/// `writer` wrote the file. If the file is truncated or damaged, exceeds a limit, or is not read by the deadline, the part
-/// before that counts.
+/// Returns the names of `addresses`, ascending. The latest record for an address wins. Empty if the file is no jitdump
+/// of the process `writer`. If the file is truncated or damaged, exceeds a limit, or is not read by the deadline, the
+/// part before that counts. Fails if the file cannot be read.
 pub(super) fn read_names(
     mut dump: impl Read + Seek,
     writer: u32,
@@ -69,6 +69,7 @@ pub(super) fn read_names(
         if !was_read_whole(dump.read_exact(&mut head))? {
             break;
         }
+        // A record's head has its kind at offset 0, and its length at 4.
         let (kind, length) = (read_u32(&head, 0), u64::from(read_u32(&head, 4)));
         let mut fields = [[0; 8]; 6];
         let read = match kind {
@@ -133,7 +134,8 @@ fn read_u32(bytes: &[u8], offset: usize) -> u32 {
     u32::from_le_bytes(number)
 }
 
-/// Converts an early end of file to false: a compiler that is still writing leaves an incomplete record at the end.
+/// Returns whether a read found all bytes. An early end of the file is no error, but false: a compiler that is still
+/// writing leaves an incomplete record at the end.
 fn was_read_whole(read: io::Result<()>) -> io::Result<bool> {
     match read {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),

@@ -32,8 +32,8 @@ pub(super) struct BinaryId {
 }
 
 impl BinaryId {
-    /// Identity of a binary by which the addresses of `file` can be looked up. `None` if it cannot be read, or if the
-    /// addresses are no offsets in the file.
+    /// Returns the identity by which the addresses of `file` in a binary can be looked up. `None` if the metadata of
+    /// the binary or of its root directory cannot be read, or if the addresses have no offsets in the binary.
     pub(super) fn new(binary: &Binary, file: &ObjectFile<'_>) -> Option<Self> {
         let is_linked = file
             .mappings
@@ -44,13 +44,14 @@ impl BinaryId {
         }
         Some(Self {
             file: file_id(&binary.file.metadata().ok()?),
-            root: directory_id(binary.companions.root())?,
+            root: directory_id(binary.companions.root_of_binary())?,
         })
     }
 }
 
-/// Identity of a directory. Does not ask the server of a remote file system, which may never answer. `None` if the
-/// process to which a directory such as /proc/PID/root belongs has ended, and before Linux 5.8, which numbers no mounts.
+/// Returns the identity of a directory. Does not ask the server of a remote file system, which may never answer. `None`
+/// if the directory cannot be read, as /proc/PID/root of a process that has ended, and before Linux 5.8, which does not
+/// number mounts.
 fn directory_id(path: &Path) -> Option<DirectoryId> {
     let wanted = StatxFlags::INO | StatxFlags::MNT_ID;
     let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, wanted).ok()?;
@@ -63,7 +64,7 @@ fn directory_id(path: &Path) -> Option<DirectoryId> {
     ))
 }
 
-/// Identity by metadata.
+/// Returns the identity of a file, which changes when the file is replaced or written to.
 fn file_id(metadata: &Metadata) -> FileId {
     (
         metadata.dev(),
@@ -84,8 +85,8 @@ struct KnownAddress {
 }
 
 impl KnownAddress {
-    /// Whether the address need not be looked up for that query.
-    fn answers(&self, query: &CodeQuery) -> bool {
+    /// Returns whether the address need not be looked up again for that query: only one near a leaf needs a call shape.
+    fn suffices_for(&self, query: &CodeQuery) -> bool {
         self.is_near_leaf || !query.is_near_leaf
     }
 }
@@ -110,25 +111,26 @@ pub(crate) struct KnownFrames {
 }
 
 impl KnownFrames {
-    /// Whether frames of a file of that path and build id are known. It may be another file all the same.
+    /// Returns whether frames of a file of that path and build id are known. It may be another file all the same.
     pub(super) fn has_file(&self, file: &ObjectFile<'_>) -> bool {
-        !self.paths.is_empty() && self.paths.contains(&path_of(file))
+        !self.paths.is_empty() && self.paths.contains(&path_and_build_id(file))
     }
 
     /// Returns those of the addresses in a file whose frames are not known.
-    pub(super) fn unknown(&self, id: &BinaryId, queries: &[CodeQuery]) -> Vec<CodeQuery> {
+    pub(super) fn unknown_queries(&self, id: &BinaryId, queries: &[CodeQuery]) -> Vec<CodeQuery> {
         let Some(file) = self.files.get(id) else {
             return queries.to_vec();
         };
         let is_unknown = |query: &&CodeQuery| {
             let known = file.addresses.get(&query.offset);
-            known.is_none_or(|known| !known.answers(query))
+            known.is_none_or(|known| !known.suffices_for(query))
         };
         queries.iter().filter(is_unknown).copied().collect()
     }
 
-    /// Notes on that file, without those on addresses that were looked up too late.
-    pub(super) fn notes(&self, id: &BinaryId) -> &[String] {
+    /// Returns the notes of the first process for which all addresses in that file were looked up in time; empty if
+    /// there is none.
+    pub(super) fn file_notes(&self, id: &BinaryId) -> &[String] {
         let file = self.files.get(id);
         file.and_then(|file| file.notes.as_deref()).unwrap_or(&[])
     }
@@ -160,9 +162,9 @@ impl KnownFrames {
         }
     }
 
-    /// Keeps the frames of the addresses in a file that were looked up, until there are too many. `is_late`: the time for
-    /// the file was over before all were looked up.
-    pub(super) fn keep(
+    /// Copies the frames of the addresses in a file from `names`, until a limit is reached. `is_late` says that the
+    /// time for the file was over before all addresses were looked up: then those without frames are left out.
+    pub(super) fn add_file(
         &mut self,
         id: BinaryId,
         object_file: &ObjectFile<'_>,
@@ -170,7 +172,7 @@ impl KnownFrames {
         is_late: bool,
         names: &Names,
     ) {
-        self.paths.insert(path_of(object_file));
+        self.paths.insert(path_and_build_id(object_file));
         let file = self.files.entry(id).or_default();
         if !is_late {
             file.notes.get_or_insert_with(|| notes.to_vec());
@@ -181,7 +183,7 @@ impl KnownFrames {
             }
             let known = file.addresses.get(&query.offset);
             let is_missing = is_late && names.frames(query.id).is_empty();
-            if is_missing || known.is_some_and(|known| known.answers(query)) {
+            if is_missing || known.is_some_and(|known| known.suffices_for(query)) {
                 continue;
             }
             let (strings, string_bytes) = (&mut self.strings, &mut self.string_bytes);
@@ -200,13 +202,13 @@ impl KnownFrames {
                 shape: names.call_shapes.get(&query.id).copied(),
                 is_near_leaf: query.is_near_leaf,
             };
-            file.addresses.insert(query.offset, address);
-            self.addresses += 1;
+            let replaced = file.addresses.insert(query.offset, address);
+            self.addresses += usize::from(replaced.is_none());
         }
     }
 }
 
-/// The frame with other ids for its strings.
+/// Returns the frame with the ids of its strings replaced by those that `string` returns for them.
 fn with_strings(frame: &Frame, string: &mut impl FnMut(StringId) -> StringId) -> Frame {
     Frame {
         function: string(frame.function),
@@ -216,8 +218,7 @@ fn with_strings(frame: &Frame, string: &mut impl FnMut(StringId) -> StringId) ->
     }
 }
 
-/// Path and build id of a file.
-fn path_of(file: &ObjectFile<'_>) -> (String, Option<String>) {
+fn path_and_build_id(file: &ObjectFile<'_>) -> (String, Option<String>) {
     (file.path.to_owned(), file.build_id.map(str::to_owned))
 }
 
@@ -278,11 +279,11 @@ mod tests {
         let notes = ["it is stripped".to_owned()];
         let first = file(&[0x10, 0x20], 0, false);
         assert!(!known.has_file(&first));
-        known.keep(ID, &first, &notes, false, &names());
+        known.add_file(ID, &first, &notes, false, &names());
         let second = file(&[0x20, 0x10, 0x30], 5, false);
         assert!(known.has_file(&second));
         let offsets = |id: &BinaryId, file: &ObjectFile<'_>| {
-            let unknown = known.unknown(id, &file.queries);
+            let unknown = known.unknown_queries(id, &file.queries);
             let offsets = unknown.iter().map(|query| query.offset.0);
             offsets.collect::<Vec<_>>()
         };
@@ -294,7 +295,7 @@ mod tests {
         };
         assert_eq!(offsets(&other, &second), [0x20, 0x10, 0x30]);
         assert_eq!(offsets(&ID, &file(&[0x10], 5, true)), [0x10]);
-        assert_eq!(known.notes(&ID), notes);
+        assert_eq!(known.file_notes(&ID), notes);
         let mut names = Names::default();
         known.copy_to(&ID, &second.queries, &mut names);
         let [frame] = names.frames(AddressId(6)) else {
@@ -307,11 +308,21 @@ mod tests {
     }
 
     #[test]
+    fn address_that_is_read_again_counts_once() {
+        let mut known = KnownFrames::default();
+        for is_near_leaf in [false, true] {
+            let file = file(&[0x10, 0x20], 0, is_near_leaf);
+            known.add_file(ID, &file, &[], false, &names());
+            assert_eq!(known.addresses, 2, "{is_near_leaf}");
+        }
+    }
+
+    #[test]
     fn names_that_came_too_late_are_looked_up_again() {
         let mut known = KnownFrames::default();
         let file = file(&[0x10, 0x20], 0, false);
-        known.keep(ID, &file, &[], true, &names());
-        let unknown = known.unknown(&ID, &file.queries);
+        known.add_file(ID, &file, &[], true, &names());
+        let unknown = known.unknown_queries(&ID, &file.queries);
         assert_eq!(unknown.len(), 1);
         assert_eq!(unknown[0].offset, FileOffset(0x20));
     }

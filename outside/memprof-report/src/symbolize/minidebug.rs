@@ -20,13 +20,13 @@ pub(super) fn embedded_elf<'d, R: ReadRef<'d>>(
     let Some(section) = file.section_by_name(".gnu_debugdata") else {
         return Ok(None);
     };
-    let bytes = decompress(section.data().map_err(io::Error::other)?)?;
+    let bytes = decompress_xz(section.data().map_err(io::Error::other)?)?;
     object::File::parse(bytes.as_slice()).map_err(io::Error::other)?;
     Ok(Some(bytes))
 }
 
 /// Decompresses xz. Fails if it is damaged, or needs more than [`MAX_BYTES`] of output or [`MAX_MEMORY_KIB`] of memory.
-fn decompress(xz: &[u8]) -> io::Result<Vec<u8>> {
+fn decompress_xz(xz: &[u8]) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     XzReader::new_mem_limit(xz, false, MAX_MEMORY_KIB)
         .take(MAX_BYTES + 1)

@@ -52,7 +52,7 @@ pub(crate) fn restore_mappings(profile: &mut Profile, sources: Option<&Sources>)
         let mut code = files.code_in(range);
         if code.is_empty() {
             let unmapped = unmapped.iter().cloned();
-            code.extend(unmapped.filter_map(|mapping| clip(mapping, range)));
+            code.extend(unmapped.filter_map(|mapping| clip_to_range(mapping, range)));
         }
         restored.extend(code);
     }
@@ -72,8 +72,8 @@ pub(crate) fn restore_mappings(profile: &mut Profile, sources: Option<&Sources>)
     reassign_addresses(profile, &before);
 }
 
-/// Assigns the addresses of a profile that names their mappings to its present mappings. `before` are the mappings that
-/// it named.
+/// Updates the profile's assignment of addresses to mappings, if it has one, after its mappings were changed. `before`
+/// are the mappings before the change, of which the assignment has the indexes.
 fn reassign_addresses(profile: &mut Profile, before: &[Mapping]) {
     let Some(named) = profile.address_mappings.take() else {
         return;
@@ -149,22 +149,25 @@ fn may_hide_code(profile: &Profile, index: usize) -> bool {
         return mapping.path.is_empty()
             || starts.iter().any(|start| mapping.path.starts_with(start));
     }
-    let [before, after] = neighbours(profile, mapping.start, mapping.end, Some(&mapping.path));
+    let [before, after] =
+        neighbouring_files(profile, mapping.start, mapping.end, Some(&mapping.path));
     let is_between = before
         .zip(after)
         .is_some_and(|(before, after)| before.path == after.path);
-    is_between || is_memory_by_name(mapping) || mapping.path.ends_with(" (deleted)")
+    is_between || mapping.is_memory_by_name() || mapping.path.ends_with(" (deleted)")
 }
 
-/// Returns whether a file is memory that only has a name, as `/memfd:text (deleted)`.
-fn is_memory_by_name(mapping: &Mapping) -> bool {
-    const STARTS: [&str; 4] = ["/memfd:", "/anon_hugepage", "/dev/", "/SYSV"];
-    STARTS.iter().any(|start| mapping.path.starts_with(start))
+impl Mapping {
+    /// Returns whether a file is memory that only has a name, as `/memfd:text (deleted)`.
+    pub(crate) fn is_memory_by_name(&self) -> bool {
+        const STARTS: [&str; 4] = ["/memfd:", "/anon_hugepage", "/dev/", "/SYSV"];
+        STARTS.iter().any(|start| self.path.starts_with(start))
+    }
 }
 
-/// Returns the mappings of files before and after a range, except those of the file `other` and of memory that only has
-/// a name. One is `None` if no file is mapped on that side.
-fn neighbours<'p>(
+/// Returns the nearest mappings of files before and after a range. Those of the file `other`, and of memory that only
+/// has a name, do not count. One is `None` if no file is mapped on that side.
+fn neighbouring_files<'p>(
     profile: &'p Profile,
     start: Address,
     end: Address,
@@ -172,7 +175,7 @@ fn neighbours<'p>(
 ) -> [Option<&'p Mapping>; 2] {
     let is_neighbour = |mapping: &&Mapping| {
         let is_other = other != Some(mapping.path.as_str());
-        mapping.is_file() && is_other && !is_memory_by_name(mapping)
+        mapping.is_file() && is_other && !mapping.is_memory_by_name()
     };
     let first = profile.mappings.partition_point(|m| m.start < start);
     let next = profile.mappings.partition_point(|m| m.start < end);
@@ -196,7 +199,7 @@ impl<'p> FileCode<'p> {
         let profile = self.profile;
         let own = range.mapping.map(|index| &profile.mappings[index]);
         let own = own.filter(|own| own.is_file()).map(|own| own.path.as_str());
-        let [before, after] = neighbours(profile, range.start, range.end, own);
+        let [before, after] = neighbouring_files(profile, range.start, range.end, own);
         let is_one = before.map(|before| &before.path) == after.map(|after| &after.path);
         let files = before.into_iter().chain(after.filter(|_| !is_one));
         let mut is_read = false;
@@ -204,7 +207,7 @@ impl<'p> FileCode<'p> {
             let code = self.code_of(file);
             is_read |= !code.is_empty();
             let code = code.iter().cloned();
-            let code: Vec<_> = code.filter_map(|code| clip(code, range)).collect();
+            let code: Vec<_> = code.filter_map(|code| clip_to_range(code, range)).collect();
             if !code.is_empty() {
                 return code;
             }
@@ -213,7 +216,7 @@ impl<'p> FileCode<'p> {
             .zip(after)
             .filter(|_| !is_read)
             .and_then(|(before, after)| mapping_between(before, after));
-        let between = between.and_then(|mapping| clip(mapping, range));
+        let between = between.and_then(|mapping| clip_to_range(mapping, range));
         between.into_iter().collect()
     }
 
@@ -306,7 +309,7 @@ fn mapping_between(before: &Mapping, after: &Mapping) -> Option<Mapping> {
 }
 
 /// Returns the part of a mapping in a range. `None` if there is none.
-fn clip(mut mapping: Mapping, range: &UnexplainedRange) -> Option<Mapping> {
+fn clip_to_range(mut mapping: Mapping, range: &UnexplainedRange) -> Option<Mapping> {
     let start = mapping.start.max(range.start);
     mapping.offset = mapping.offset.wrapping_add(start.0 - mapping.start.0);
     mapping.start = start;
@@ -383,7 +386,7 @@ mod tests {
             let index = profile.mapping_of(Address(0x40_10ff));
             let found = index.map(|index| &profile.mappings[index]);
             let found = found.filter(|found| found.path == "/srv/app");
-            let offset = found.map(|found| found.normalize(Address(0x40_10ff)).0);
+            let offset = found.map(|found| found.file_offset(Address(0x40_10ff)).0);
             assert_eq!(offset, expected, "{hidden:?} {after:#x}");
         };
         let hidden = [

@@ -37,7 +37,7 @@ pub(super) struct CodeQuery {
 }
 
 impl<'a> ObjectFile<'a> {
-    /// The mapped file at `path`, without addresses.
+    /// Collects the properties and the mappings of the mapped file at `path`, without addresses to symbolize.
     pub(super) fn new(path: &'a str, profile: &'a Profile, sources: &Sources) -> Self {
         let mappings = profile.mappings.iter();
         let mappings: Vec<_> = mappings.filter(|mapping| mapping.path == path).collect();
@@ -68,7 +68,7 @@ fn path_replaced_by_binary<'a>(profile: &'a Profile, sources: &Sources) -> Optio
 
 /// Groups the addresses without names by file and build id, the file with most of them first. Addresses in no file are
 /// left out.
-pub(super) fn group_by_file<'a>(
+pub(super) fn group_addresses_by_file<'a>(
     profile: &'a Profile,
     names: &Names,
     sources: &Sources,
@@ -115,7 +115,7 @@ pub(super) fn group_by_file<'a>(
         if let Some(file) = by_mapping[index].filter(|_| mapping.contains(call)) {
             files[file].queries.push(CodeQuery {
                 address: call,
-                offset: mapping.normalize(call),
+                offset: mapping.file_offset(call),
                 id,
                 is_near_leaf: leaves[id.0 as usize],
             });

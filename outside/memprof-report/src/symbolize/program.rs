@@ -12,9 +12,10 @@ use crate::profile::Profile;
 /// Most files that are opened to find the program.
 const MAX_FILES: usize = 32;
 
-/// Sets the profile's program, if it names none, to the first file of code that is a program. The file that looks like
-/// it by name is tried first, and up to [`MAX_FILES`] in all.
-pub(super) fn set_unnamed_program(profile: &mut Profile, sources: &Sources) {
+/// Sets the profile's program to the first file of code that is a program, unless the profile names a program that is
+/// mapped. The file that looks like it by name is tried first, and up to [`MAX_FILES`] in all. If none is a program,
+/// the profile names none either.
+pub(super) fn set_program_if_unnamed(profile: &mut Profile, sources: &Sources) {
     if profile.named_program().is_some() {
         return;
     }
@@ -36,8 +37,8 @@ pub(super) fn set_unnamed_program(profile: &mut Profile, sources: &Sources) {
     profile.program = program.map(str::to_owned);
 }
 
-/// Returns whether the file of a mapping is a program, with its code, which a debug file lacks. False if it cannot be
-/// read.
+/// Returns whether the mapped file at `path` is a program that has its code: a debug file of one lacks it. False if the
+/// file cannot be read.
 fn is_program_at(path: &str, profile: &Profile, sources: &Sources) -> bool {
     let file = ObjectFile::new(path, profile, sources);
     let Ok(BinaryLookup::Binary(binary)) =

@@ -28,8 +28,9 @@ impl ReadPermits {
         }
     }
 
-    /// Waits until `bytes` are free, or all of them if there are fewer. A thread must hold one permit only.
-    pub(super) fn take(&self, bytes: u64) -> ReadPermit<'_> {
+    /// Waits until `bytes` are free, or all bytes if `bytes` exceeds their total. A thread must hold one permit only,
+    /// because threads that wait while they hold others may wait for each other.
+    pub(super) fn acquire(&self, bytes: u64) -> ReadPermit<'_> {
         let bytes = bytes.min(self.total);
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.returned.wait_while(free, |free| *free < bytes);
@@ -65,7 +66,7 @@ mod tests {
                 let (permits, held, most) = (&permits, &held, &most);
                 scope.spawn(move || {
                     for _ in 0..200 {
-                        let permit = permits.take(bytes);
+                        let permit = permits.acquire(bytes);
                         let now = held.fetch_add(permit.bytes, Ordering::SeqCst) + permit.bytes;
                         most.fetch_max(now, Ordering::SeqCst);
                         thread::yield_now();

@@ -5,13 +5,8 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use object::elf::{ELF_NOTE_GNU, FileHeader32, FileHeader64, NT_GNU_BUILD_ID};
-use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
-use object::{Endianness, FileKind};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, SeekFrom, seek};
 use rustix::io::Errno;
-
-use super::limited_file::LimitedFile;
 
 /// Most holes of a file that are looked for.
 const MAX_HOLES: usize = 10_000;
@@ -24,51 +19,6 @@ pub(super) const READ_LIMIT: u64 = 1 << 30;
 pub(super) struct SearchPath {
     pub(super) root: PathBuf,
     pub(super) path: PathBuf,
-}
-
-/// A binary whose tables exceed [`READ_LIMIT`].
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct TooLarge;
-
-/// Returns the build id in hex. `None` if the file is no ELF or has none. Fails if more than [`READ_LIMIT`] bytes would
-/// have to be read, or there is no memory for them.
-pub(super) fn build_id(file: &File) -> std::result::Result<Option<String>, TooLarge> {
-    let cache = LimitedFile::new(file, READ_LIMIT);
-    let id = match FileKind::parse(&cache) {
-        Ok(FileKind::Elf32) => find_build_id::<FileHeader32<Endianness>>(&cache),
-        Ok(FileKind::Elf64) => find_build_id::<FileHeader64<Endianness>>(&cache),
-        _ => Ok(None),
-    };
-    if cache.is_exceeded() {
-        return Err(TooLarge);
-    }
-    let hex = |id: &[u8]| id.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(id.ok().flatten().map(hex))
-}
-
-/// Returns the build id of an ELF file, from its sections or, without any, its segments. `None` if it has none. An
-/// [`object::File`] would read the whole symbol table for it.
-fn find_build_id<'d, H: FileHeader<Endian = Endianness>>(
-    file: &'d LimitedFile<&File>,
-) -> object::Result<Option<&'d [u8]>> {
-    let header = H::parse(file)?;
-    let endian = header.endian()?;
-    let sections = header.sections(endian, file)?;
-    let of_sections = sections.iter().map(|section| section.notes(endian, file));
-    let segments = match sections.is_empty() {
-        true => header.program_headers(endian, file)?,
-        false => &[],
-    };
-    let of_segments = segments.iter().map(|segment| segment.notes(endian, file));
-    for notes in of_sections.chain(of_segments) {
-        let Some(mut notes) = notes? else { continue };
-        while let Some(note) = notes.next()? {
-            if note.name() == ELF_NOTE_GNU && note.n_type(endian) == NT_GNU_BUILD_ID {
-                return Ok(Some(note.desc()));
-            }
-        }
-    }
-    Ok(None)
 }
 
 /// Opens a regular file without blocking; no link leads out of its root, unless that is empty. `None` if it cannot be
@@ -111,8 +61,8 @@ fn is_mostly_holes(file: &File, length: u64, blocks: u64) -> bool {
         && (is_less(blocks.saturating_mul(512)) || is_less(written_bytes(file, length)))
 }
 
-/// Bytes of a file that were written, as far as its file system tells (`SEEK_DATA` of lseek(2)). After [`MAX_HOLES`]
-/// holes, all the rest counts as written.
+/// Returns the number of a file's bytes that were written, as far as its file system knows (`SEEK_DATA` of lseek(2)).
+/// After [`MAX_HOLES`] holes, all the rest counts as written. Moves the file's position to its start.
 fn written_bytes(file: &File, length: u64) -> u64 {
     let mut written = 0;
     let mut next = 0;
@@ -129,7 +79,7 @@ fn written_bytes(file: &File, length: u64) -> u64 {
             break;
         }
     }
-    // The file is read from its start.
+    // The searches have moved the position, and readers of the file begin at its start.
     let _start = seek(file, SeekFrom::Start(0));
     written + length.saturating_sub(next)
 }

@@ -65,8 +65,8 @@ impl<'s> Scopes<'s> {
         }
     }
 
-    /// Returns the scope of the inlined function at `inlined`, such as `shop::(anonymous namespace)`. `None` if it
-    /// is not inlined, not C++, or in no scope.
+    /// Returns the scope of the inlined function at `inlined`, such as `shop::(anonymous namespace)`. `None` if the
+    /// function is not inlined, not C++, or in no scope, or if a limit is reached.
     pub(super) fn inlined_scope(
         &self,
         unit: UnitRef<'_, Slice<'s>>,
@@ -207,7 +207,7 @@ impl<'s> Scopes<'s> {
     }
 }
 
-/// Returns the headers of all units; those up to the first damaged one.
+/// Returns the headers of all units up to the first damaged one.
 fn unit_headers<'s>(dwarf: &gimli::Dwarf<Slice<'s>>) -> Vec<UnitHeader<Slice<'s>>> {
     let mut units = dwarf.units();
     std::iter::from_fn(|| units.next().ok()?).collect()
@@ -225,7 +225,8 @@ fn is_cpp(unit: UnitRef<'_, Slice<'_>>) -> bool {
     matches!(language, Some(AttributeValue::Language(language)) if CPP_LANGUAGES.contains(&language))
 }
 
-/// Returns the entry of which this one is an instance or the definition. `None` if it refers to none.
+/// Returns an entry's reference to the one of which it is an instance or the definition. `None` if it has no such
+/// reference.
 fn origin_reference<'s>(entry: &Entry<'s>) -> Option<AttributeValue<Slice<'s>>> {
     let mut names = [DW_AT_abstract_origin, DW_AT_specification].into_iter();
     names.find_map(|name| entry.attr_value(name))

@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use super::build_id::build_id;
 use super::companions::{Companions, DEBUG_DIR, build_id_path};
 use super::object_files::ObjectFile;
-use super::regular_file::{READ_LIMIT, SearchPath, build_id, open_regular};
+use super::regular_file::{READ_LIMIT, SearchPath, open_regular};
 use super::{BuildIdMatch, Sources};
 use crate::error::{Error, Result};
 
@@ -27,7 +28,8 @@ pub(super) struct Binary {
 }
 
 impl Binary {
-    /// Searches the debug file. This may read it whole.
+    /// Finds the debug file, and stores it in `debug`, `None` if there is none. This may read a file whole, for its
+    /// checksum.
     pub(super) fn find_debug_file(&mut self) {
         let id = self.build_id.as_deref();
         self.debug = self.companions.find_debug_file(&self.file, id);

@@ -23,7 +23,7 @@ pub(super) fn load_section<'d, R: ReadRef<'d>>(
     id: SectionId,
 ) -> io::Result<Cow<'d, [u8]>> {
     match file.section_by_name(id.name()) {
-        Some(section) if is_needed(id) => decompress(&section),
+        Some(section) if is_needed(id) => decompress_section(&section),
         _ => Ok(Cow::default()),
     }
 }
@@ -52,13 +52,13 @@ pub(super) fn load_packed_section<'d, R: ReadRef<'d>>(
     };
     let is_named = |section: &object::Section<'d, '_, R>| section.name() == Ok(name);
     for section in file.sections().filter(is_named) {
-        bytes.extend_from_slice(&decompress(&section)?);
+        bytes.extend_from_slice(&decompress_section(&section)?);
     }
     Ok(bytes)
 }
 
 /// Returns a section's bytes. Fails if it declares more of them than its compressed bytes may expand to.
-fn decompress<'d>(section: &impl ObjectSection<'d>) -> io::Result<Cow<'d, [u8]>> {
+fn decompress_section<'d>(section: &impl ObjectSection<'d>) -> io::Result<Cow<'d, [u8]>> {
     let compressed = section.compressed_data().map_err(io::Error::other)?;
     let declared = compressed.uncompressed_size;
     let limits = Limits::default();

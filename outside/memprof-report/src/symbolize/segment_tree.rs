@@ -10,7 +10,7 @@ pub(super) struct SegmentTree<T> {
 }
 
 impl<T: Copy + Ord> SegmentTree<T> {
-    /// An empty tree for `addresses` addresses, which are known by their indices.
+    /// Creates an empty tree for `addresses` addresses, which are known by their indices.
     pub(super) fn new(addresses: usize) -> Self {
         Self {
             nodes: vec![None; 2 * addresses],

@@ -22,7 +22,7 @@ impl<'s> RustCrate<'s> {
 }
 
 /// Returns whether a source file is written in Rust, by the end of its name.
-pub(super) fn is_rust(file: &str) -> bool {
+pub(super) fn is_rust_source(file: &str) -> bool {
     file.ends_with(".rs")
 }
 

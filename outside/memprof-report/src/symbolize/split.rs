@@ -1,6 +1,6 @@
 //! Split debug information (DWARF 5, 7.3.2): the units of a program are in `.dwo` files, or together in a `.dwp` file.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -28,6 +28,8 @@ const MAX_SHOWN: usize = 3;
 pub(super) struct SplitUnits {
     files: HashMap<u64, SplitUnit>,
     package: Option<Package>,
+    /// Units of the package that were checked. addr2line must not read the others.
+    packed: HashSet<u64>,
     /// Files that were not found.
     missing: Vec<String>,
     needed: usize,
@@ -72,7 +74,7 @@ impl SplitUnits {
             bytes: READ_LIMIT,
             debug: DebugBudget::new(),
         };
-        let package = companions.open_package();
+        let package = companions.open_dwarf_package();
         loaded.package = package.and_then(|file| Package::load(&file, &mut budget).ok());
         for (id, (directory, path)) in needed {
             let package = loaded.package.as_ref();
@@ -81,6 +83,7 @@ impl SplitUnits {
                 unit.is_some_and(|unit| check_unit(&unit, &mut budget).is_ok())
             });
             if is_packed {
+                loaded.packed.insert(id);
                 continue;
             }
             let mut files = companions.open_split_files(&directory, &path).into_iter();
@@ -92,7 +95,7 @@ impl SplitUnits {
         loaded
     }
 
-    /// Returns a split unit for addr2line. `None` if it was not found.
+    /// Returns a split unit for addr2line. `None` if it was not found, or exceeds a limit.
     pub(super) fn unit<'s>(
         &'s self,
         load: &SplitDwarfLoad<Slice<'s>>,
@@ -100,12 +103,14 @@ impl SplitUnits {
         let DwoId(id) = load.dwo_id;
         let unit = match (self.files.get(&id), &self.package) {
             (Some(file), _) => {
-                let mut dwarf = file.borrow_unit();
+                let mut dwarf = file.as_unit_dwarf();
                 dwarf.make_dwo(&load.parent);
                 dwarf
             }
-            (None, Some(package)) => package.unit(load.dwo_id, &load.parent)?,
-            (None, None) => return None,
+            (None, Some(package)) if self.packed.contains(&id) => {
+                package.unit(load.dwo_id, &load.parent)?
+            }
+            (None, _) => return None,
         };
         Some(Arc::new(unit))
     }
@@ -152,8 +157,8 @@ fn needed_units(
 }
 
 impl SplitUnit {
-    /// Loads the unit `id` from a file. `None` if the file has another unit. Fails if it is damaged, or exceeds the
-    /// budget.
+    /// Loads the unit `id` from a `.dwo` file. `None` if the file lacks that unit. Fails if the file is damaged, or
+    /// exceeds the budget.
     fn load(file: &File, id: u64, budget: &mut Budget) -> io::Result<Option<Self>> {
         let cache = LimitedFile::new(file, budget.bytes);
         let file = object::File::parse(&cache).map_err(io::Error::other)?;
@@ -164,22 +169,22 @@ impl SplitUnit {
             bytes += section.len() as u64;
             Ok(section)
         })?;
-        budget.spend(bytes)?;
+        budget.charge_bytes(bytes)?;
         let mut loaded = Self {
             sections,
             unit: 0..0,
             endian,
         };
-        loaded.unit = match find_unit(&loaded.borrow_all(), id).map_err(io::Error::other)? {
+        loaded.unit = match find_unit(&loaded.as_dwarf(), id).map_err(io::Error::other)? {
             Some(unit) => unit,
             None => return Ok(None),
         };
-        check_unit(&loaded.borrow_unit(), budget)?;
+        check_unit(&loaded.as_unit_dwarf(), budget)?;
         Ok(Some(loaded))
     }
 
-    /// Lends all sections of the file to gimli.
-    fn borrow_all(&self) -> gimli::Dwarf<Slice<'_>> {
+    /// Returns all sections of the file as gimli reads them.
+    fn as_dwarf(&self) -> gimli::Dwarf<Slice<'_>> {
         let mut dwarf = self
             .sections
             .borrow(|section| EndianSlice::new(section, self.endian));
@@ -187,9 +192,10 @@ impl SplitUnit {
         dwarf
     }
 
-    /// Lends the sections to gimli, with only this unit in `.debug_info`, because addr2line reads the first one there.
-    fn borrow_unit(&self) -> gimli::Dwarf<Slice<'_>> {
-        let mut dwarf = self.borrow_all();
+    /// Returns the sections as gimli reads them, with only this unit in `.debug_info`, because addr2line reads the
+    /// first one there.
+    fn as_unit_dwarf(&self) -> gimli::Dwarf<Slice<'_>> {
+        let mut dwarf = self.as_dwarf();
         let info = gimli::Section::reader(&dwarf.debug_info).slice();
         let info = info.get(self.unit.clone()).unwrap_or_default();
         dwarf.debug_info = EndianSlice::new(info, self.endian).into();
@@ -222,7 +228,7 @@ impl Package {
             Ok(section)
         });
         let sections = sections.map_err(io::Error::other)?;
-        budget.spend(bytes)?;
+        budget.charge_bytes(bytes)?;
         Ok(Self {
             sections,
             endian: sections::file_endian(&file),
@@ -245,14 +251,15 @@ impl Package {
 
 impl Budget {
     /// Subtracts bytes that were read. Fails if fewer remain.
-    fn spend(&mut self, bytes: u64) -> io::Result<()> {
+    fn charge_bytes(&mut self, bytes: u64) -> io::Result<()> {
         let remaining = self.bytes.checked_sub(bytes);
         self.bytes = remaining.ok_or(io::ErrorKind::FileTooLarge)?;
         Ok(())
     }
 }
 
-/// Fails if a unit is damaged, or exceeds the limits within which addr2line reads it.
+/// Checks a unit before addr2line reads it, and subtracts its functions and abbreviations from the budget. Fails if the
+/// unit is damaged, or exceeds the budget.
 fn check_unit(unit: &gimli::Dwarf<Slice<'_>>, budget: &mut Budget) -> io::Result<()> {
     units::charge_abbreviations(unit, &mut budget.debug)?;
     units::check_entries(unit, &mut budget.debug)

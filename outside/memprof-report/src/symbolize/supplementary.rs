@@ -53,7 +53,8 @@ impl Supplementary {
         })
     }
 
-    /// Note on inlined functions without a name, with the reason; `nameless` is their number. `None` if there are none.
+    /// Returns a note on inlined functions without a name, with the reason; `nameless` is their number. `None` if it is
+    /// 0.
     pub(super) fn nameless_note(&self, nameless: usize) -> Option<String> {
         let cause = match &self.missing {
             Some(path) => format!(

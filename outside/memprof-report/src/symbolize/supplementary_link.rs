@@ -6,11 +6,13 @@ use std::path::PathBuf;
 use addr2line::gimli::{self, EndianSlice, Reader as _, RunTimeEndian};
 use object::{Object as _, ObjectSection as _, ReadRef};
 
+use super::build_id::build_id;
 use super::limited_file::LimitedFile;
-use super::regular_file::{READ_LIMIT, build_id};
+use super::regular_file::READ_LIMIT;
 use super::sections;
 
-/// Path and id, in hex, of the supplementary file. `None` if there is none, or the link is malformed.
+/// Returns the path of the supplementary file to which a file refers, and its id in hex. `None` if the file refers to
+/// none, or the link is malformed.
 pub(super) fn supplementary_link<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
 ) -> Option<(PathBuf, String)> {
@@ -25,7 +27,7 @@ pub(super) fn supplementary_link<'d, R: ReadRef<'d>>(
 }
 
 /// Returns whether a file is the supplementary one with that id: its build id or, without one, its checksum.
-pub(super) fn has_id(file: &File, id: &str) -> bool {
+pub(super) fn has_supplementary_id(file: &File, id: &str) -> bool {
     match build_id(file) {
         Ok(Some(found)) => found == id,
         Ok(None) => {

@@ -35,7 +35,7 @@ pub(crate) struct SymbolBudget {
 }
 
 impl SymbolBudget {
-    /// Budget of a report on these processes that begins now.
+    /// Creates the budget of a report on these processes. Its time begins now.
     pub(crate) fn new(profiles: &[Profile]) -> Self {
         let now = Instant::now();
         let mut sharers = HashMap::new();
@@ -56,7 +56,8 @@ impl SymbolBudget {
         }
     }
 
-    /// Begins the names of the next process.
+    /// Gives the next process its share of the remaining time and bytes of JIT names: an equal part for it and each
+    /// later process.
     pub(super) fn begin_process(&mut self, profile: &Profile) {
         self.start = Instant::now();
         let processes = self.processes.max(1);
@@ -68,7 +69,8 @@ impl SymbolBudget {
         }
     }
 
-    /// Ends the names of the process that was begun last.
+    /// Ends the share of the process of the last [`begin_process`](Self::begin_process): what it did not use is left
+    /// for later ones.
     pub(super) fn end_process(&mut self) {
         self.processes = self.processes.saturating_sub(1);
         for file in self.shared.drain() {
@@ -79,7 +81,7 @@ impl SymbolBudget {
     }
 
     /// Number of processes, from the one that is read now on, that have this file mapped.
-    pub(super) fn sharers(&self, path: &str, build_id: Option<&str>) -> u32 {
+    pub(super) fn sharer_count(&self, path: &str, build_id: Option<&str>) -> u32 {
         if self.sharers.is_empty() {
             return 1;
         }
@@ -87,17 +89,19 @@ impl SymbolBudget {
         self.sharers.get(&file).copied().unwrap_or(1).max(1)
     }
 
-    /// Time at which no more names are read of a file that this number of processes has.
+    /// Returns the time at which no more names are read of a file that this number of processes has. As the file is
+    /// named once for all of them, it has the time of all.
     pub(super) fn deadline(&self, sharers: u32) -> Instant {
         self.start + self.share * sharers.clamp(1, self.processes.max(1))
     }
 
-    /// Whether the share of the process has passed.
+    /// Returns whether the time of the process has passed.
     pub(super) fn is_late(&self) -> bool {
         Instant::now() > self.deadline(1)
     }
 
-    /// Counts the name of JIT code. Returns whether it may be kept.
+    /// Subtracts the bytes of a name of JIT code. Returns false, and subtracts nothing, if fewer bytes are left: then
+    /// the name must not be kept.
     pub(super) fn charge_jit_name(&mut self, name: &str) -> bool {
         let is_left = self.jit_name_bytes.iter().all(|bytes| *bytes >= name.len());
         if is_left {
@@ -109,7 +113,7 @@ impl SymbolBudget {
     }
 }
 
-/// The files that a process has mapped.
+/// Returns the path and build id of each file that a process has mapped.
 fn mapped_files(profile: &Profile) -> HashSet<MappedFile> {
     let files = profile.mappings.iter().filter(|mapping| mapping.is_file());
     let files = files.map(|mapping| (mapping.path.clone(), mapping.build_id.clone()));
@@ -152,7 +156,7 @@ mod tests {
         for (process, files) in processes.iter().zip(expected) {
             budget.begin_process(process);
             for (path, thirds) in files {
-                let time = budget.deadline(budget.sharers(path, None)) - budget.start;
+                let time = budget.deadline(budget.sharer_count(path, None)) - budget.start;
                 let expected = TIME_LIMIT.mul_f64(thirds / 3.0);
                 let is_near = time <= expected && time > expected.mul_f64(0.9);
                 assert!(is_near, "{path}: {time:?}");

@@ -56,7 +56,7 @@ pub(super) struct FoundSymbol<'d> {
 }
 
 impl<'q, 'd> SymbolMatcher<'q, 'd> {
-    /// Prepares for `queries`, with ascending addresses. Symbols are offered until the `deadline`.
+    /// Prepares to find the symbols of `queries`, whose addresses ascend. Symbols are read until the `deadline`.
     pub(super) fn new(queries: &'q [(LinkedAddress, AddressId)], deadline: Instant) -> Self {
         Self {
             queries,
@@ -67,14 +67,15 @@ impl<'q, 'd> SymbolMatcher<'q, 'd> {
         }
     }
 
-    /// Offers the symbols of a file, until the deadline: functions that it defines, and labels in its code.
+    /// Reads the symbols of a file, until the deadline: functions that it defines, and labels in its code. A better
+    /// symbol replaces that of an earlier file.
     pub(super) fn add_file<R: ReadRef<'d>>(&mut self, file: &object::File<'d, R>) {
         let sections = code_sections(file);
         self.add_symbols(file.dynamic_symbols(), &sections);
         self.add_symbols(file.symbols(), &sections);
     }
 
-    /// Offers symbols, until the deadline. A function contains the addresses of its size; one without a size, and a
+    /// Reads symbols, until the deadline. A function contains the addresses of its size; one without a size, and a
     /// label, those up to the next symbol or the end of its section, one of `sections`.
     fn add_symbols<R: ReadRef<'d>>(
         &mut self,
@@ -185,7 +186,7 @@ impl<'q, 'd> SymbolMatcher<'q, 'd> {
     }
 }
 
-/// Returns the addresses of the sections of code.
+/// Returns the ranges of addresses of the sections that contain code.
 fn code_sections<'d, R: ReadRef<'d>>(file: &object::File<'d, R>) -> Vec<Range<u64>> {
     let is_code = |section: &object::Section<'d, '_, R>| match section.flags() {
         SectionFlags::Elf { sh_flags, .. } => sh_flags.0 & SHF_EXECINSTR.0 != 0,

@@ -79,7 +79,8 @@ pub(super) fn charge_abbreviations(
     Ok(())
 }
 
-/// Fails if a unit is damaged, nested deeper than any compiler writes it, or exceeds the budget.
+/// Checks all units, and subtracts their functions from the budget. Fails if a unit is damaged, nested deeper than any
+/// compiler writes it, or exceeds the budget.
 pub(super) fn check_entries(dwarf: &Dwarf<Slice<'_>>, budget: &mut DebugBudget) -> io::Result<()> {
     let mut headers = dwarf.units();
     while let Some(unit) = headers.next().map_err(io::Error::other)? {
@@ -91,6 +92,7 @@ pub(super) fn check_entries(dwarf: &Dwarf<Slice<'_>>, budget: &mut DebugBudget) 
 /// Overwrites `run` with one type unit, which has no addresses, so that addr2line skips it. All other units keep their
 /// offsets, because some refer to each other. A run that is too short or too long for the header stays unchanged.
 pub(super) fn blank_units(info: &mut [u8], run: &Range<usize>, endian: RunTimeEndian) {
+    // The length in a unit's header does not count itself, 4 bytes.
     let length = u32::try_from(run.len() - 4).unwrap_or(u32::MAX);
     // Longer units have another header.
     if run.len() < TYPE_UNIT_BYTES || length >= 0xffff_fff0 {
@@ -133,7 +135,8 @@ fn has_address_in(addresses: &[LinkedAddress], range: ArangeEntry) -> bool {
 }
 
 /// Returns the offsets in `.debug_info` of entries in other units to which this unit's functions refer for their names.
-/// Fails if the unit is damaged, nested deeper than `MAX_DEPTH`, or exceeds the budget.
+/// Subtracts the functions from the budget. Fails if the unit is damaged, nested deeper than `MAX_DEPTH`, or exceeds
+/// the budget.
 fn read_references(
     dwarf: &Dwarf<Slice<'_>>,
     unit: &UnitHeader<Slice<'_>>,

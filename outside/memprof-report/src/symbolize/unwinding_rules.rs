@@ -65,7 +65,7 @@ impl<'d> UnwindingRules<'d> {
     }
 
     /// Returns the code of the function that contains an address. `None` if no rule is for it.
-    pub(super) fn function(&self, address: u64) -> Option<FunctionCode> {
+    pub(super) fn function_at(&self, address: u64) -> Option<FunctionCode> {
         let code = self.last_function(address)?;
         (address - code.start < code.bytes).then_some(code)
     }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use memprof_report::{
-    Folded, Format, Granularity, Input, Limits, Options, OriginRules, SampleType,
+    Folded, Format, Granularity, Input, Limits, Options, OriginRules, SampleType, SteadyStacks,
     find_steady_growth, write_tcmalloc,
 };
 
@@ -85,24 +85,50 @@ fn older_filter_keeps_old_memory_and_reports_unknown_ages() {
     );
 }
 
+/// The values fit into 63 bits, but their products do not.
+#[test]
+fn growth_and_ages_of_largest_values_are_found() {
+    let bytes = 1_u64 << 60;
+    let sample = |minute: u64| {
+        let alloc_time = (0x4d_5002 << 40) | ((TAKEN - WIDTH - WIDTH * minute) << 1) | 1_u64;
+        format!("@ 0x1400 0x1f00 {alloc_time:#x}\n  t*: 1: {bytes} [0: 0]\n")
+    };
+    let dump = format!(
+        "heap_v2/1\n  t*: 7: {} [0: 0]\n{}\nMAPPED_LIBRARIES:\n\
+         00001000-00002000 r-xp 00000000 fe:00 1 /usr/bin/server\n# ages: {WIDTH} {TAKEN}\n",
+        7 * bytes,
+        (0..7).map(sample).collect::<String>()
+    );
+    let growth = growth_in(&dump).expect("it has ages");
+    let bytes_of = growth.stacks.iter().map(|stack| stack.bytes);
+    assert_eq!(bytes_of.collect::<Vec<_>>(), [6 << 60]);
+    let options = Options {
+        ages: true,
+        ..Options::default()
+    };
+    let (out, _) = report_on(dump.as_bytes(), None, None, &options).expect("it is a good dump");
+    let out = String::from_utf8(out).expect("it is text");
+    let row = out.lines().find(|line| line.ends_with("server+0x3ff"));
+    assert!(row.is_some_and(|row| row.contains(" 4m ")), "{out}");
+}
+
+/// Finds steady growth in a dump.
+fn growth_in(dump: &str) -> memprof_report::Result<SteadyStacks> {
+    let input = Input {
+        name: "new.heap",
+        bytes: &mut dump.as_bytes(),
+    };
+    let options = Options::default();
+    let named =
+        memprof_report::read_profile(input, None, &options, &|_, _| {}).expect("it is read");
+    let (space, functions) = (SampleType::InuseSpace, Granularity::Functions);
+    let folded = Folded::new(&named, None, space, functions, &OriginRules::default());
+    find_steady_growth(&named, &folded)
+}
+
 #[test]
 fn steady_growth_finds_only_the_leak() {
-    let named = |dump: &str| {
-        let input = Input {
-            name: "new.heap",
-            bytes: &mut dump.as_bytes(),
-        };
-        memprof_report::read(input, None, &Options::default(), &|_, _| {}).expect("it is read")
-    };
-    let found = |dump: &str| {
-        let named = named(dump);
-        let of = (SampleType::InuseSpace, Granularity::Functions);
-        find_steady_growth(
-            &named,
-            &Folded::new(&named, None, of.0, of.1, &OriginRules::default()),
-        )
-    };
-    let mut levels = found(&dump()).expect("it has ages");
+    let mut levels = growth_in(&dump()).expect("it has ages");
     assert_eq!(levels.span, Duration::from_secs(23 * WIDTH));
     levels.stacks.sort_by_key(|level| -level.bytes);
     let (leak, cache) = (&levels.stacks[0], &levels.stacks[1]);
@@ -113,7 +139,7 @@ fn steady_growth_finds_only_the_leak() {
     assert!(cache.bytes < cache.inuse / 2, "{cache:?}");
     assert_eq!(levels.stacks.len(), 2);
     let short = dump().replace(&format!("# ages: {WIDTH}"), "# ages: 360");
-    let refused = found(&short).expect_err("it has four ages").to_string();
+    let refused = growth_in(&short).expect_err("it has four ages").to_string();
     assert!(
         refused.contains("dump again 2160 s after `activate`"),
         "{refused}"

@@ -48,7 +48,7 @@ fn read_bomb_from_environment() {
         bytes: &mut std::io::BufReader::new(input),
     };
     let sink = &mut std::io::sink();
-    let outcome = match memprof_report::report(input, None, &[], &options, &|_, _| {}, sink) {
+    let outcome = match memprof_report::write_report(input, None, &[], &options, &|_, _| {}, sink) {
         Ok(_) => "ok".to_owned(),
         Err(error) => error.to_string(),
     };

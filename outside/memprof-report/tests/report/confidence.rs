@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use memprof_report::{
-    Folded, Granularity, Input, Options, OriginRules, SampleType, function_rows, read,
+    Folded, Granularity, Input, Options, OriginRules, SampleType, function_rows, read_profile,
 };
 
 use crate::support::report_on;
@@ -97,7 +97,8 @@ fn coverage(program: &[Objects], sample_type: SampleType, value: fn(&Objects) ->
             name: "simulated",
             bytes: &mut text.as_bytes(),
         };
-        let named = read(input, None, &Options::default(), &|_, _| {}).expect("it is a good dump");
+        let named =
+            read_profile(input, None, &Options::default(), &|_, _| {}).expect("it is a good dump");
         let origin_rules = OriginRules::default();
         let folded = Folded::new(
             &named,

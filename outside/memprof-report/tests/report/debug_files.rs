@@ -165,3 +165,45 @@ fn foreign_split_unit_is_not_read() {
     fs::create_dir(shop.path(file)).expect("it can be made");
     assert_noted(&report(&shop, &here()).1, "are missing");
 }
+
+/// addr2line follows nested entries by recursion. The limit holds for a unit in a package, too.
+#[test]
+fn deeply_nested_split_unit_is_not_read() {
+    let check = |depth: usize, is_packed: bool, expected: &str| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| directory.path().join(name);
+        let blocks = "{ volatile int local = 0;".repeat(depth);
+        let ends = "}".repeat(depth);
+        let source = format!(
+            "__attribute__((always_inline)) static inline void inner(void) {{ asm(\".skip 16384\"); }}\n\
+             void outer(void) {{ {blocks} inner(); {ends} }}\n"
+        );
+        fs::write(path("deep.c"), source).expect("it can be written");
+        run("gcc", "gcc", |gcc| {
+            gcc.current_dir(&directory)
+                .args(["-g", "-gsplit-dwarf", "-shared", "-fPIC", "-nostdlib"])
+                .args(["-Wl,-Ttext=0x1000", "deep.c", "-o", "libdeep.so"])
+        });
+        if is_packed {
+            run("llvm-dwp", "llvm", |dwp| {
+                dwp.current_dir(&directory)
+                    .args(["-e", "libdeep.so", "-o", "libdeep.so.dwp"])
+            });
+            fs::remove_file(path("libdeep.so-deep.dwo")).expect("it can be removed");
+        }
+        // A local takes at most 10 bytes of code, and `inner` 16,384.
+        let address = 0x1000 + 12 * depth + 64;
+        let dump = format!(
+            "heap_v2/512\n  t*: 1: 1 [0: 0]\n@ {address:#x}\n  t*: 1: 1 [0: 0]\n\nMAPPED_LIBRARIES:\n\
+             00001000-00010000 r-xp 00001000 fe:00 1 {}\n",
+            path("libdeep.so").display()
+        );
+        let (stacks, notes) =
+            collapsed(dump.as_bytes(), &here(), Granularity::Functions).expect("it is a good dump");
+        assert_eq!(stacks, expected, "{depth} {is_packed} {notes:?}");
+    };
+    for is_packed in [false, true] {
+        check(900, is_packed, "outer;inner 513\n");
+        check(1001, is_packed, "outer 513\n");
+    }
+}

@@ -105,6 +105,40 @@ fn overflowing_sum_is_refused() {
     );
 }
 
+/// The sum over each process fits.
+#[test]
+fn overflowing_sum_of_processes_is_refused() {
+    let dump = "heap profile: 1: 9223372036854775807 [1: 9223372036854775807] @ heap_v2/1\n\
+                1: 9223372036854775807 [1: 9223372036854775807] @ 0x1\n\nMAPPED_LIBRARIES:\n";
+    report_on(dump.as_bytes(), None, None, &text()).expect("it fits");
+    assert_eq!(
+        error_of(dump.repeat(2).as_bytes()),
+        "the values overflow: the sum over all stacks passes 63 bits"
+    );
+}
+
+/// Each function of the stack has its bytes, of which the table of changes shows the sum.
+#[test]
+fn cumulative_sum_of_largest_values_is_limited() {
+    let dump = |bytes: i64| {
+        format!(
+            "heap_v2/1\n  t*: 1: {bytes} [0: 0]\n@ 0x1 0x2 0x3\n  t*: 1: {bytes} [0: 0]\n\nMAPPED_LIBRARIES:\n"
+        )
+    };
+    let (new, base) = (dump(i64::MAX - 100), dump(100));
+    let options = Options {
+        by_cum: true,
+        ..text()
+    };
+    let (out, _) = report_on(new.as_bytes(), Some(base.as_bytes()), None, &options)
+        .expect("the difference fits");
+    let out = String::from_utf8(out).expect("it is text");
+    assert!(
+        out.contains("grew (cumulative): 3 functions, +8.00EiB"),
+        "{out}"
+    );
+}
+
 #[test]
 fn deep_stack_exceeds_limit() {
     let frames = " 0x7f0000000001".repeat(200_000);
@@ -271,7 +305,7 @@ fn with_checksum(name: &str) -> String {
 /// Number of stacks, and bytes in use.
 fn declared_contents(dump: &[u8]) -> (usize, i64) {
     let mut profile =
-        memprof_report::parse(&mut &*dump, &Limits::default(), false).expect("it is whole");
+        memprof_report::parse_profile(&mut &*dump, &Limits::default(), false).expect("it is whole");
     memprof_report::unsample(&mut profile).expect("it is small");
     let totals = profile.totals().expect("they are small");
     (profile.samples.len(), totals[SampleType::InuseSpace])

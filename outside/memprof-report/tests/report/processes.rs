@@ -1,6 +1,6 @@
 //! Dumps of several processes in one file, which give one report.
 
-use memprof_report::{Format, Limits, Options, StackFrames, export};
+use memprof_report::{Format, Limits, Options, StackFrames, export_dump};
 use serde_json::Value;
 
 use crate::support::report_on;
@@ -166,7 +166,7 @@ fn notes_name_their_processes_unless_all_have_them() {
 fn exported_dumps_read_like_the_dumps() {
     let both = FIRST.text() + &SECOND.text();
     let mut exported = Vec::new();
-    export(&mut both.as_bytes(), &Limits::default(), &mut exported).expect("they are whole");
+    export_dump(&mut both.as_bytes(), &Limits::default(), &mut exported).expect("they are whole");
     let exported = String::from_utf8(exported).expect("it is text");
     assert!(exported.contains("# managed: 1:1 of 1\n"), "{exported}");
     assert!(exported.contains("# managed: 1:2 of 1\n"), "{exported}");
@@ -194,7 +194,7 @@ fn dump_that_is_cut_off_is_refused() {
     };
     let error = report_on(both.as_bytes(), None, None, &many).expect_err("they are too many");
     assert!(error.to_string().contains("dumps"), "{error}");
-    let parsed = memprof_report::parse(&mut both.as_bytes(), &Limits::default(), false);
+    let parsed = memprof_report::parse_profile(&mut both.as_bytes(), &Limits::default(), false);
     let error = parsed.expect_err("they are two").to_string();
     assert!(error.contains("2 processes"), "{error}");
 }

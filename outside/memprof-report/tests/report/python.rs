@@ -1,6 +1,6 @@
 //! Functions of a Python program, from a dump with managed words in its stacks.
 
-use memprof_report::{Format, Limits, Options, StackFrames, export};
+use memprof_report::{Format, Limits, Options, StackFrames, export_dump};
 
 use crate::goldens;
 use crate::support::report_on;
@@ -68,7 +68,7 @@ fn native_frames_alone_hold_no_managed_word() {
 #[test]
 fn exported_dump_reads_like_the_dump() {
     let mut exported = Vec::new();
-    export(&mut dump().as_bytes(), &Limits::default(), &mut exported).expect("it is whole");
+    export_dump(&mut dump().as_bytes(), &Limits::default(), &mut exported).expect("it is whole");
     let exported = String::from_utf8(exported).expect("it is text");
     let (stacks, comments) = exported.split_once("MAPPED_LIBRARIES").expect("mappings");
     assert!(!stacks.contains("4d5004"), "{stacks}");

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::process::Command;
 
-use memprof_report::{Error, Input, Options, Result, Sources, report};
+use memprof_report::{Error, Input, Options, Result, Sources, write_report};
 
 /// Real dumps of programs of Debian 12 under jemalloc 5.3.
 pub(crate) const CORPUS: [&str; 5] = ["cc1plus", "gs-pdf", "node", "redis", "sqlite"];
@@ -45,7 +45,7 @@ pub(crate) fn report_on(
         bytes,
     });
     let sources = sources.map_or(&[][..], std::slice::from_ref);
-    let notes = report(input, base, sources, options, &|_, _| {}, &mut out)?;
+    let notes = write_report(input, base, sources, options, &|_, _| {}, &mut out)?;
     Ok((out, notes))
 }
 

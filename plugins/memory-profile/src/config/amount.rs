@@ -46,7 +46,7 @@ impl SizeOrShare {
         }
     }
 
-    /// Number of a percentage such as `80%`; it may exceed 100. `None` for any other value, and above 255.
+    /// Returns the number of a percentage such as `80%`; it may exceed 100. `None` for any other value, and above 255.
     pub(super) fn percent(&self) -> Option<u8> {
         match self {
             Self::Number(_) => None,

@@ -10,7 +10,7 @@ pub(super) enum WholeNumber {
 }
 
 impl WholeNumber {
-    /// The configured number, which is 0 or more; the user of this type checks its range.
+    /// Returns the configured number, which is 0 or more; the user of this type checks its range.
     pub(super) fn number(&self) -> usize {
         let Self::Number(number) = self;
         *number
@@ -28,7 +28,7 @@ pub(super) enum LgSample {
 }
 
 impl LgSample {
-    /// The configured log2, which may be out of range.
+    /// Returns the configured log2, which may be out of range.
     pub(super) fn number(&self) -> u64 {
         let Self::Number(number) = self;
         *number
@@ -47,7 +47,7 @@ pub(super) enum IntervalText {
 }
 
 impl IntervalText {
-    /// The size as text, as in the argument of a message; a bare number is in bytes.
+    /// Returns the size as text, as in the argument of a message; a bare number is in bytes.
     pub(super) fn text(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
@@ -67,7 +67,7 @@ pub(super) enum Period {
 }
 
 impl Period {
-    /// The configured text, which may not be a duration.
+    /// Returns the configured text, which may not be a duration.
     pub(super) fn text(&self) -> &str {
         let Self::Text(text) = self;
         text

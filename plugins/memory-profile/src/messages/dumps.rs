@@ -21,7 +21,7 @@ const TCMALLOC_PROFILE: &str = "application/x-tcmalloc-heap-profile";
 
 /// Handles `dump`: stores a dump of each allocator that `allocator` selects, and replies with their description. With
 /// `keep=off`, stores nothing and replies with the bytes of the largest one.
-pub(super) fn dump(
+pub(super) fn handle_dump(
     profiler: &Profiler,
     mut args: Arguments,
     reply: &mut Reply<'_>,
@@ -52,12 +52,12 @@ fn reply_with_dump_bytes(
     let dump = dump.map_err(dump_failure)?;
     log::info!("a dump of {} bytes is handed over and not kept", dump.bytes);
     let content_type =
-        content_type(&dump.file).map_err(|error| Failure::io("read the dump", &error))?;
+        dump_content_type(&dump.file).map_err(|error| Failure::io("read the dump", &error))?;
     reply.file(&dump.file, dump.bytes, content_type)
 }
 
 /// Handles `gdump`: starts or stops the dumps at high-water marks, and replies with their state.
-pub(super) fn gdump(
+pub(super) fn handle_gdump(
     profiler: &Arc<Profiler>,
     args: Arguments,
     reply: &mut Reply<'_>,
@@ -73,28 +73,28 @@ pub(super) fn gdump(
 }
 
 /// Handles `list`: replies with the descriptions of the kept dumps, newest first.
-pub(super) fn list(
+pub(super) fn handle_list(
     profiler: &Profiler,
     args: Arguments,
     reply: &mut Reply<'_>,
 ) -> Result<(), Failure> {
     args.finish()?;
-    let kept = profiler.list().map_err(to_failure)?;
+    let kept = profiler.list_dumps().map_err(to_failure)?;
     let text = kept_dumps_text(&kept);
     reply_success(reply, &text, DumpList { dumps: kept })
 }
 
 /// Handles `fetch`: replies with the bytes of the kept dump `id`. If they cannot be passed to the host, the remedy is
 /// to read the file at its path.
-pub(super) fn fetch(
+pub(super) fn handle_fetch(
     profiler: &Profiler,
     mut args: Arguments,
     reply: &mut Reply<'_>,
 ) -> Result<(), Failure> {
     let id = args.require("id")?;
     args.finish()?;
-    let dump = profiler.fetch(&id).map_err(to_failure)?;
-    let passed = content_type(&dump.file)
+    let dump = profiler.open_dump(&id).map_err(to_failure)?;
+    let passed = dump_content_type(&dump.file)
         .map_err(|error| Failure::io(&format!("read dump {id}"), &error))
         .and_then(|content_type| reply.file(&dump.file, dump.bytes, content_type));
     passed.map_err(|failure| failure.remedy(format!("read {}", dump.path.display())))
@@ -114,7 +114,7 @@ fn dump_failure(error: Error) -> Failure {
 ///
 /// # Errors
 /// The file cannot be read.
-fn content_type(dump: &File) -> io::Result<&'static str> {
+fn dump_content_type(dump: &File) -> io::Result<&'static str> {
     const TCMALLOC: &[u8] = b"heap profile:";
     let mut start = [0; TCMALLOC.len()];
     match dump.read_exact_at(&mut start, 0) {

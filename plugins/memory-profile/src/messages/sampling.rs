@@ -11,12 +11,12 @@ use crate::reply::{reply_success, to_failure};
 use crate::text::activation_text;
 
 /// Handles `activate`: starts sampling, and replies with the new state.
-pub(super) fn activate(
+pub(super) fn handle_activate(
     profiler: &Arc<Profiler>,
     mut args: Arguments,
     reply: &mut Reply<'_>,
 ) -> Result<(), Failure> {
-    let options = take_options(&mut args)?;
+    let options = take_activate_options(&mut args)?;
     args.finish()?;
     let activation = profiler.activate(options).map_err(to_failure)?;
     reply_activation(reply, activation)
@@ -24,7 +24,7 @@ pub(super) fn activate(
 
 /// Handles `deactivate`: stops sampling in the allocators of the kind `allocator`, or in all without that argument.
 /// Replies with the new state.
-pub(super) fn deactivate(
+pub(super) fn handle_deactivate(
     profiler: &Profiler,
     mut args: Arguments,
     reply: &mut Reply<'_>,
@@ -36,13 +36,13 @@ pub(super) fn deactivate(
 
 /// Handles `reset`: drops all samples of the allocators that `allocator` selects, and sets the sample interval if
 /// given. Replies with the new state.
-pub(super) fn reset(
+pub(super) fn handle_reset(
     profiler: &Profiler,
     mut args: Arguments,
     reply: &mut Reply<'_>,
 ) -> Result<(), Failure> {
     let allocator = take_allocator(&mut args)?;
-    let interval = take_interval(&mut args)?;
+    let interval = take_sample_interval(&mut args)?;
     args.finish()?;
     let activation = profiler.reset(allocator, interval).map_err(to_failure)?;
     reply_activation(reply, activation)
@@ -59,9 +59,9 @@ fn reply_activation(reply: &mut Reply<'_>, activation: ActivationResult) -> Resu
 ///
 /// # Errors
 /// `InvalidArgument`: a value is malformed or out of range.
-fn take_options(args: &mut Arguments) -> Result<ActivateOptions, Failure> {
+fn take_activate_options(args: &mut Arguments) -> Result<ActivateOptions, Failure> {
     let allocator = take_allocator(args)?;
-    let interval = take_interval(args)?;
+    let interval = take_sample_interval(args)?;
     let duration = take_duration(args)?;
     let unwinder = take_enum(args, "unwinder")?;
     let sampler = take_enum(args, "sampler")?;
@@ -86,7 +86,7 @@ fn take_options(args: &mut Arguments) -> Result<ActivateOptions, Failure> {
 ///
 /// # Errors
 /// `InvalidArgument`: both are given, or the value is malformed or out of range.
-fn take_interval(args: &mut Arguments) -> Result<Option<SampleInterval>, Failure> {
+fn take_sample_interval(args: &mut Arguments) -> Result<Option<SampleInterval>, Failure> {
     let lg_sample = take_number(args, "lg_sample")?;
     let interval = match (args.take("sample_interval"), lg_sample) {
         (Some(_), Some(_)) => {

@@ -9,7 +9,7 @@ use crate::reply::{reply_failure, reply_success, to_failure};
 use crate::text::{abilities_text, status_text};
 
 /// Handles `status`: replies with the state of profiling, and with the messages that each allocator supports.
-pub(super) fn status(
+pub(super) fn handle_status(
     profiler: &Profiler,
     args: Arguments,
     reply: &mut Reply<'_>,
@@ -22,7 +22,7 @@ pub(super) fn status(
 
 /// Handles `doctor`: replies with the findings. If one of them is an error, also fails after that reply, so that a
 /// script can wait until profiling is possible.
-pub(super) fn doctor(
+pub(super) fn handle_doctor(
     profiler: &Profiler,
     args: Arguments,
     reply: &mut Reply<'_>,
@@ -51,7 +51,7 @@ pub(super) fn doctor(
 ///
 /// # Errors
 /// `Unsupported`: the plugin was not loaded by `memprof attach`. Otherwise as for [`Profiler::detach`].
-pub(super) fn detach(
+pub(super) fn handle_detach(
     profiler: &Profiler,
     args: Arguments,
     reply: &mut Reply<'_>,

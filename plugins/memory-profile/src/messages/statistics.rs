@@ -11,7 +11,7 @@ use crate::text::{background_threads_text, stats_text};
 
 /// Handles `stats`: replies with the heap totals and the printout of each allocator, or only of those of the kind
 /// `allocator`. Also logs them, unless `log=off`. With `format=text`, the body is the plain text instead of JSON.
-pub(super) fn stats(
+pub(super) fn handle_stats(
     profiler: &Profiler,
     mut args: Arguments,
     reply: &mut Reply<'_>,
@@ -22,7 +22,7 @@ pub(super) fn stats(
     let is_logged = take_switch(&mut args, "log")?.unwrap_or(true);
     args.finish()?;
     let format = StatsFormat::parse(opts.as_deref(), format.as_deref())?;
-    let stats = profiler.stats(allocator, format.options.as_ref());
+    let stats = profiler.read_stats(allocator, format.options.as_ref());
     let stats = stats.map_err(to_failure)?;
     let text: String = match format.is_json() {
         // For programs: only JSON, without the header lines of the text.
@@ -40,7 +40,7 @@ pub(super) fn stats(
 
 /// Handles `purge`: releases the free pages of the allocators of the kind `allocator`, or of all without that argument,
 /// to the kernel. Replies with the resident memory before and after.
-pub(super) fn purge(
+pub(super) fn handle_purge(
     profiler: &Profiler,
     mut args: Arguments,
     reply: &mut Reply<'_>,
@@ -55,7 +55,7 @@ pub(super) fn purge(
 
 /// Handles `background_thread`: turns jemalloc's background threads on or off if `state` is given, and limits their
 /// number if `max` is given. Replies with their state, which is all that it does without arguments.
-pub(super) fn background_thread(
+pub(super) fn handle_background_thread(
     profiler: &Profiler,
     mut args: Arguments,
     reply: &mut Reply<'_>,
@@ -63,7 +63,9 @@ pub(super) fn background_thread(
     let on = take_switch(&mut args, "state")?;
     let max = take_number(&mut args, "max")?;
     args.finish()?;
-    let allocators = profiler.background_threads(on, max).map_err(to_failure)?;
+    let allocators = profiler
+        .set_background_threads(on, max)
+        .map_err(to_failure)?;
     let text = background_threads_text(&allocators);
     log::info!("{text}");
     reply_success(reply, &text, PerAllocator { allocators })
@@ -71,7 +73,7 @@ pub(super) fn background_thread(
 
 /// Handles `recent`: replies with the latest sampled allocations of each jemalloc. `max` sets the number of allocations
 /// that jemalloc records.
-pub(super) fn recent(
+pub(super) fn handle_recent(
     profiler: &Profiler,
     mut args: Arguments,
     reply: &mut Reply<'_>,
@@ -86,7 +88,7 @@ pub(super) fn recent(
 
 /// Handles `ledger`: replies with the resident memory by part. With `smaps=on`, adds the kernel's sums over all
 /// mappings.
-pub(super) fn ledger(
+pub(super) fn handle_ledger(
     profiler: &Profiler,
     mut args: Arguments,
     reply: &mut Reply<'_>,

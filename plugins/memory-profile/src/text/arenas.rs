@@ -15,7 +15,7 @@ struct Arena {
     free: u64,
 }
 
-/// Text about glibc's arenas: one line for each of the largest [`MAX_SHOWN`], then the number of other arenas and the
+/// Formats glibc's arenas: one line for each of the largest [`MAX_SHOWN`], then the number of other arenas and the
 /// total. If `info` was cut off, the last line says so in place of the total. `None` if `info` is not the output of
 /// `malloc_info(3)`.
 pub(super) fn arenas_text(info: &str) -> Option<String> {
@@ -85,8 +85,8 @@ pub(super) fn arenas_text(info: &str) -> Option<String> {
     Some(text)
 }
 
-/// Number in an attribute, such as `size` in `<total type="fast" count="0" size="0"/>`. `None` if the line lacks the
-/// attribute, or if its value is not a number.
+/// Parses the number in an attribute, such as `size` in `<total type="fast" count="0" size="0"/>`. `None` if the line
+/// lacks the attribute, or if its value is not a number.
 fn parse_attribute(line: &str, name: &str) -> Option<u64> {
     let (_, remaining) = line.split_once(&format!(" {name}=\""))?;
     remaining.split('"').next()?.parse().ok()

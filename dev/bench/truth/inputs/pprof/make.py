@@ -27,6 +27,9 @@ class Profile:
             self.body += field(1, self.value_type(name, unit))
         self.tail = field(11, self.value_type(*period[:2])) + field(12, period[2])
 
+    def drop(self, drop, keep):
+        self.tail += field(7, self.string(drop)) + field(8, self.string(keep))
+
     def string(self, text):
         text = text.encode(errors='surrogateescape')
         if text not in self.strings:
@@ -169,6 +172,31 @@ def difference():
     return p
 
 
+def cancelling():
+    p = Profile(SPACE)
+    root, handler = p.location(0, 0, 'main.main'), p.location(0, 0, 'main.handler')
+    p.sample([handler, root], [1000])
+    p.sample([p.location(0, 0, 'main.pool'), handler, root], [-1000])
+    return p
+
+
+def dropped():
+    p = Profile(SPACE)
+    root, track = p.location(0, 0, 'main'), p.location(0, 0, 'track')
+    p.sample([track, p.location(0, 0, 'pool'), root], [1000])
+    p.sample([p.location(0, 0, 'malloc_hook'), track, root], [2000])
+    p.drop('track|malloc_.*|main', 'main')
+    return p
+
+
+def closures():
+    p = Profile(SPACE)
+    root = p.location(0, 0, 'app::run')
+    for name, value in (('load', 1000), ('save', 2000)):
+        p.sample([p.location(0, 0, f'app::{name}::{{closure#0}}'), root], [value])
+    return p
+
+
 def with_base():
     p = Profile(SPACE)
     for name, value, base in (('main.grew', 3000, 1000), ('main.shrank', 1000, 3000)):
@@ -224,7 +252,8 @@ def long_names():
 
 if __name__ == '__main__':
     kinds = [two_programs, two_builds, sparse_ids, no_ids, outside, native_modules, jit_regions, labels, alloc_only,
-             other_types, difference, with_base, all_shrank, nameless, two_functions, one_address, not_utf8, long_names]
+             other_types, difference, cancelling, dropped, closures, with_base, all_shrank, nameless, two_functions,
+             one_address, not_utf8, long_names]
     made = {kind.__name__: kind for kind in kinds}
     made |= {f'unit_{name or "none"}': unit(name) for name in ('kilobytes', 'MiB', 'megabytes', 'pages', '')}
     for name, kind in made.items():

@@ -29,7 +29,8 @@ pub(super) struct ThreadLimitRestorer {
 }
 
 impl ThreadLimitRestorer {
-    /// Records the limit that was raised for this attachment; `None` if none was raised.
+    /// Records the limit that was raised for this attachment. `None` if none was raised; then [`Self::restore`] does
+    /// nothing.
     pub(super) fn record(&self, limit: Option<RaisedThreadLimit>) {
         if let Some(RaisedThreadLimit { original, raised }) = limit {
             for (limit, value) in self.limits.iter().zip([original, raised].concat()) {

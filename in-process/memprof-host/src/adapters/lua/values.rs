@@ -51,7 +51,7 @@ impl LuaValueApi {
     /// `state` is a Lua of these functions, in a protected call: Lua's errors unwind through these frames, which hold
     /// no value that must be dropped.
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
-    pub(super) unsafe fn push(&self, state: State, value: &Value) {
+    pub(super) unsafe fn push_value(&self, state: State, value: &Value) {
         // SAFETY: lua.h: each function pops and pushes the documented values, and copies texts. `check_stack` ensures
         // room for a table, a key and a value.
         unsafe {
@@ -67,7 +67,7 @@ impl LuaValueApi {
                 Value::Array(items) => {
                     (self.create_table)(state, 0, 0);
                     for (item, index) in items.iter().zip(1..) {
-                        self.push(state, item);
+                        self.push_value(state, item);
                         (self.set_index)(state, -2, index);
                     }
                 }
@@ -75,7 +75,7 @@ impl LuaValueApi {
                     (self.create_table)(state, 0, 0);
                     for (name, member) in members {
                         self.push_text(state, name);
-                        self.push(state, member);
+                        self.push_value(state, member);
                         (self.set)(state, -3);
                     }
                 }
@@ -83,10 +83,10 @@ impl LuaValueApi {
         }
     }
 
-    /// Pushes a text onto the stack, of which Lua makes a copy.
+    /// Pushes a text onto the stack; Lua copies it.
     ///
     /// # Safety
-    /// Those of [`LuaValueApi::push`].
+    /// Those of [`LuaValueApi::push_value`].
     pub(super) unsafe fn push_text(&self, state: State, text: &str) {
         // SAFETY: the caller promises a protected call in `state`; lua_pushlstring copies the text.
         unsafe { (self.push_string)(state, text.as_ptr().cast(), text.len()) };

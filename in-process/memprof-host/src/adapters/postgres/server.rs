@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
 use crate::adapters::host_symbols::find_symbol;
-use crate::adapters::log::c_text;
+use crate::adapters::log::to_c_string;
 
 /// postgres.h, `Datum`.
 #[doc(hidden)]
@@ -94,8 +94,8 @@ enum ErrorFunctions {
 type Text = *const c_char;
 
 impl Server {
-    /// Returns the functions, and the argument of a call with one text. `None` if the call has another number of
-    /// arguments or a NULL, or a function is missing; the SQL function's result is then NULL.
+    /// Returns the server's functions, and the argument of a call with one text. `None` if the call has another number
+    /// of arguments or a NULL, or a function is missing; then also sets the SQL function's result to NULL.
     ///
     /// # Safety
     /// The server, whose `server_version_num` is `version`, is calling.
@@ -181,7 +181,7 @@ impl Server {
                 self.copy_to_server(&[&head, &bytes]).map(Outcome::Text)
             }
             Err(reason) => {
-                let reason = c_text(&self.replace_unencodable(reason), ERROR_LIMIT);
+                let reason = to_c_string(&self.replace_unencodable(reason), ERROR_LIMIT);
                 let copied = self.copy_to_server(&[reason.to_bytes_with_nul()]);
                 copied.map(|reason| Outcome::Failed(reason.cast()))
             }
@@ -249,6 +249,7 @@ impl ErrorApi {
         unsafe {
             match self.begin {
                 ErrorFunctions::LocationAtStart(begin, end) => {
+                    // 20 is `ERROR` in these versions.
                     begin(20, no_location, 0, no_location, no_location);
                     end((self.code)(code), (self.message)(c"%s".as_ptr(), reason));
                 }

@@ -71,7 +71,7 @@ impl LaterApi {
 
     /// Puts a new command into the categories `admin`, `dangerous` and `read`. Before Redis 7.2, or if Redis refuses,
     /// it stays in none.
-    pub(super) fn set_categories(&self, ctx: Ctx, command: &CStr) {
+    pub(super) fn set_command_categories(&self, ctx: Ctx, command: &CStr) {
         let Some(categories) = self.categories else {
             return;
         };

@@ -11,7 +11,7 @@ const PAGE_BYTES: usize = 4096;
 
 impl Library<'_> {
     /// Returns whether code may begin at `address`. False in a page of zeros, which the CPU would execute as writes to
-    /// memory.
+    /// memory (`add [rax], al`).
     pub(super) fn has_code(&self, address: u64) -> bool {
         let mut segments = self.loaded_segments();
         let offset = segments.find_map(|segment| {
@@ -27,9 +27,9 @@ impl Library<'_> {
         page.is_some_and(|page| page.iter().any(|&byte| byte != 0))
     }
 
-    /// Fails if a function contains a page of zeros, which the CPU would execute as writes to memory. The unwind table
-    /// lists the functions in order (LSB, "`.eh_frame_hdr`"); other bytes between them are not checked. Succeeds
-    /// without a check if the library has no such table, or one in an unusual encoding.
+    /// Fails if a function contains a page of zeros, which the CPU would execute as writes to memory, or if the unwind
+    /// table is damaged. That table lists the functions in order (LSB, "`.eh_frame_hdr`"); other bytes between them are
+    /// not checked. Succeeds without a check if the library has no such table, or one in an unusual encoding.
     pub(super) fn check_functions(&self) -> Result<()> {
         const TABLE: &str = "unwind table";
         // Version 1, and the encodings that all linkers use: 4 bytes each, relative to the table.

@@ -18,7 +18,7 @@ impl Library<'_> {
         symbols: &[Sym64<LittleEndian>],
     ) -> Result<()> {
         let Some(address) = dynamic.value(DT_GNU_HASH) else {
-            return self.check_plain_hashes(dynamic, strings, symbols);
+            return self.check_sysv_hashes(dynamic, strings, symbols);
         };
         let header: &GnuHashHeader<LittleEndian> = &self.read_array(address, 1, TABLE)?[0];
         let [buckets, first, bloom] = [
@@ -73,7 +73,7 @@ impl Library<'_> {
     }
 
     /// Checks that each chain of `DT_HASH` ends, and has only symbols of its bucket. Succeeds if there is no such table.
-    fn check_plain_hashes(
+    fn check_sysv_hashes(
         &self,
         dynamic: &Dynamic<'_>,
         strings: &Strings<'_>,

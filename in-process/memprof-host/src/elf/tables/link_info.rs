@@ -27,18 +27,18 @@ pub(crate) struct LinkInfo {
 }
 
 impl LinkInfo {
-    /// Reads a library or program. It is empty if the file is damaged.
+    /// Reads the dynamic section of a library or program. Empty if the file is damaged.
     pub(crate) fn read(bytes: &[u8]) -> Self {
-        Self::find(bytes).unwrap_or_default()
+        Self::parse(bytes).unwrap_or_default()
     }
 
     /// Like [`read`](Self::read), but returns `None` if the file is damaged.
-    fn find(bytes: &[u8]) -> Option<Self> {
+    fn parse(bytes: &[u8]) -> Option<Self> {
         let header = FileHeader64::parse(bytes).ok()?;
         let segments = header.program_headers(LE, bytes).ok()?;
         let library = Library { bytes, segments };
-        let dynamic = library.dynamic().ok()?;
-        let strings = library.strings(&dynamic).ok()?;
+        let dynamic = library.dynamic_section().ok()?;
+        let strings = library.string_table(&dynamic).ok()?;
         let text = |offset| strings.read_name(offset, "").ok().map(<[u8]>::to_owned);
         // The loader takes the last entry of several, and an empty list for none.
         let last = |tag| dynamic.values(tag).last().and_then(text);
@@ -63,12 +63,13 @@ impl LinkInfo {
     }
 }
 
-/// Returns whether the loader passes a file over and searches on: it is of another word size or architecture. It
-/// refuses one that is not ELF at all.
+/// Returns whether a file is ELF of another word size or architecture: the loader passes it over and searches on. False
+/// for a file that is not ELF, which the loader refuses.
 pub(crate) fn is_for_another_machine(bytes: &[u8]) -> bool {
     let Some(identity) = bytes.get(..20).filter(|start| start.starts_with(&ELFMAG)) else {
         return false;
     };
+    // `e_machine` is at offset 18; `e_ident` has the class at 4 (`EI_CLASS`) and the byte order at 5 (`EI_DATA`).
     let machine = u16::from_le_bytes([identity[18], identity[19]]);
     identity[4] != ELFCLASS64.0 || identity[5] == ELFDATA2LSB.0 && machine != EM_X86_64.0
 }

@@ -34,9 +34,9 @@ impl Library<'_> {
         }
     }
 
-    /// Calls `visit` with the name of each library to which versions belong that this one needs. The loader ends the
-    /// process if it has loaded no library of that name. Returns the highest index of a version. Fails unless each
-    /// version has the hash of its name.
+    /// Calls `visit` with the name of each library of which this one needs versions. The loader ends the process if it
+    /// has loaded no library of that name. Returns the highest index of a version. Fails unless each version has the
+    /// hash of its name.
     pub(super) fn visit_versioned_files(
         &self,
         dynamic: &Dynamic<'_>,

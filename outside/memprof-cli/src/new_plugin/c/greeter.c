@@ -3,12 +3,15 @@
 #include <stdatomic.h>
 
 static const memprof_host_t *host;
-static char greeting[32] = "hello";
+static char greeting[32];
 static atomic_ulong greeted;
 
+/* Sets all state: a host that is started again in the process creates the plugin anew. */
 static memprof_status_t create(const memprof_host_t *from, memprof_str_t config, void **plugin) {
     memprof_arg_t keys[] = {{"greeting", greeting, sizeof greeting, 0}};
     host = from;
+    strcpy(greeting, "hello");
+    atomic_store(&greeted, 0);
     *plugin = &host;
     return memprof_read_config(host, config, keys, 1);
 }

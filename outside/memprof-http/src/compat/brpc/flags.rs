@@ -27,7 +27,8 @@ const FLAGS: [(&str, &str); 3] = [
     ),
 ];
 
-/// Serves a table of all flags. Setting one needs its name.
+/// Serves a table of all flags. Replies with brpc's error if the parameter `setvalue` is there: setting a flag needs
+/// its name in the path.
 pub(super) async fn serve_flags(
     RequestHost(host): RequestHost,
     query: QueryParameters,
@@ -44,15 +45,15 @@ pub(super) struct Flag {
     flag: String,
 }
 
-/// Serves the flags that a list of names and patterns selects, or sets the one of that name if there is the parameter
-/// `setvalue`. brpc's errors have a status of 403 or 404.
+/// Serves the flags whose names match the list of names and patterns in the path. With the parameter `setvalue`, sets
+/// the one flag of that name instead; brpc's errors for this have a status of 403 or 404.
 pub(super) async fn serve_or_set_flag(
     RequestHost(host): RequestHost,
     Path(Flag { flag }): Path<Flag>,
     query: QueryParameters,
 ) -> Result<Response> {
     let Some(value) = query.last_value("setvalue") else {
-        return serve_flag_table(&host, |name| is_selected(name, &flag)).await;
+        return serve_flag_table(&host, |name| matches_any_pattern(name, &flag)).await;
     };
     if !FLAGS.iter().any(|(name, _)| *name == flag) {
         return Ok(brpc_error(BrpcError::NoSuchMethod, "No such gflag", None));
@@ -71,8 +72,8 @@ pub(super) async fn serve_or_set_flag(
     }
 }
 
-/// Returns whether the name of a flag matches one of the patterns in `list`, which `,` or `;` separate.
-fn is_selected(name: &str, list: &str) -> bool {
+/// Returns whether the name of a flag matches one of the patterns in `list`, which are separated by `,` or `;`.
+fn matches_any_pattern(name: &str, list: &str) -> bool {
     list.split([',', ';'])
         .any(|pattern| matches_pattern(name.as_bytes(), pattern.as_bytes()))
 }
@@ -117,7 +118,7 @@ async fn set_flag(host: &Gateway, flag: &str, value: &str) -> Result<()> {
     }
 }
 
-/// Parses the value of a switch in all spellings of gflags, in upper or lower case. `None` if it is none of them.
+/// Parses a boolean in all spellings of gflags, in upper or lower case. `None` if it is none of them.
 fn parse_switch(value: &str) -> Option<bool> {
     let spells = |words: [&str; 5]| words.iter().any(|word| value.eq_ignore_ascii_case(word));
     match (
@@ -130,7 +131,8 @@ fn parse_switch(value: &str) -> Option<bool> {
     }
 }
 
-/// Serves a table of those flags that `is_wanted` names, with their values.
+/// Serves a table of the flags that `is_wanted` accepts, with their values. The sample interval is that of the first
+/// allocator.
 async fn serve_flag_table(host: &Gateway, is_wanted: impl Fn(&str) -> bool) -> Result<Response> {
     let status = host.status().await?;
     let first = status.allocators.first().and_then(|each| each.jemalloc);
@@ -177,7 +179,9 @@ mod tests {
     fn lists_select_flags() {
         let check = |list: &str, expected: &[&str]| {
             let names = FLAGS.iter().map(|(name, _)| *name);
-            let selected: Vec<_> = names.filter(|name| is_selected(name, list)).collect();
+            let selected: Vec<_> = names
+                .filter(|name| matches_any_pattern(name, list))
+                .collect();
             assert_eq!(selected, expected, "{list}");
         };
         check("je_prof_dump", &["je_prof_dump"]);

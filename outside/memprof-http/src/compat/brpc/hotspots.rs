@@ -40,16 +40,17 @@ pub(super) async fn serve_growth(
     }
 }
 
-/// Returns the reply of brpc's pages if a profiler is off, with the reason. It is another one than that of `/pprof`.
+/// Returns the reply of brpc's pages if a profiler is off, with the reason. The replies below `/pprof` have another
+/// text.
 fn profiler_off_error(profiler: &str, problem: &Problem) -> Response {
     let reason = problem.reason();
     let body = format!("Error: {profiler} profiler is not enabled.\n{reason}\n");
     (StatusCode::FORBIDDEN, [TEXT], body).into_response()
 }
 
-/// Renders the kept dump in the parameter `view`, or else a new dump with the arguments `kind`, less the dump in the
-/// parameter `base`, if any. `display_type` selects the format: without it, a graph for graphviz, which scripts pipe to
-/// dot. For an unknown one, replies brpc's error.
+/// Renders the kept dump in the parameter `view` or, without it, a new dump that is taken with the arguments `kind`. If
+/// there is the parameter `base`, that dump is subtracted. `display_type` selects the format: by default a graph for
+/// graphviz, which scripts pipe to dot. For an unknown one, replies with brpc's error.
 async fn serve_report(
     host: &Gateway,
     query: &QueryParameters,

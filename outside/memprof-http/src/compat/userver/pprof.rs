@@ -9,7 +9,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
 use super::{Command, control_jemalloc, mallctl_error};
-use crate::compat::brpc::serve_pprof_heap;
+use crate::compat::command_line::read_command_line;
+use crate::compat::pprof_heap::serve_pprof_heap;
 use crate::compat::symbol::{self, MAX_BODY_BYTES};
 use crate::gateway::Gateway;
 use crate::problem::Result;
@@ -44,8 +45,8 @@ pub(super) fn routes() -> Router<SharedHosts> {
         .route("/service/jemalloc/pprof/{command}/", commands)
 }
 
-/// Serves the page that a GET names. The commands that change something need a POST here, so that a link or a preview
-/// of one changes nothing; userver takes them by both.
+/// Serves the page that a GET names. A command that changes something needs a POST here, so that a link or its preview
+/// changes nothing; userver also runs it on a GET.
 async fn serve_page(
     RequestHost(host): RequestHost,
     Path(Command { command }): Path<Command>,
@@ -54,12 +55,12 @@ async fn serve_page(
     let page = match command.as_str() {
         "heap" => serve_pprof_heap(&host, &headers).await,
         "stat" => host.stats_text(Some("")).await.map(String::into_response),
-        "cmdline" => symbol::command_line(&host).await.map(String::into_response),
+        "cmdline" => read_command_line(&host).await.map(String::into_response),
         "symbol" => Ok(symbol::SYMBOLS.into_response()),
-        other if COMMANDS.contains(&other) => Ok(method_not_allowed(&Method::GET)),
-        _ => Ok(unsupported_command()),
+        other if COMMANDS.contains(&other) => Ok(method_not_allowed_error(&Method::GET)),
+        _ => Ok(unsupported_command_error()),
     };
-    or_error(&command, page)
+    with_userver_errors(&command, page)
 }
 
 /// Runs the command of a POST: `symbol`, or one that changes something or reads statistics. The pages `heap` and
@@ -71,19 +72,19 @@ async fn run_command(
     body: Bytes,
 ) -> Result<Response> {
     match command.as_str() {
-        "symbol" => symbolize(&host, &body).await,
-        "heap" | "cmdline" => Ok(method_not_allowed(&Method::POST)),
+        "symbol" => serve_symbols(&host, &body).await,
+        "heap" | "cmdline" => Ok(method_not_allowed_error(&Method::POST)),
         other => match control_jemalloc(&host, other, &query).await {
             Ok(Some(reply)) => Ok(reply),
-            Ok(None) => Ok(unsupported_command()),
-            Err(problem) => or_error(other, Err(problem)),
+            Ok(None) => Ok(unsupported_command_error()),
+            Err(problem) => with_userver_errors(other, Err(problem)),
         },
     }
 }
 
-/// Returns `reply`. An error of the plugin is replaced by userver's form of it: status 503 if profiling is off for
-/// `enable` and `heap`, else status 500. Other errors are returned as they are.
-fn or_error(command: &str, reply: Result<Response>) -> Result<Response> {
+/// Returns `reply`, but an error of the plugin as userver's reply: status 503 if profiling is off for `enable` and
+/// `heap`, else status 500. Other errors are returned as they are.
+fn with_userver_errors(command: &str, reply: Result<Response>) -> Result<Response> {
     match reply {
         Err(problem) if problem.is_profiling_off() && matches!(command, "enable" | "heap") => {
             let body = format!("{PROFILING_UNAVAILABLE}{}\n", problem.reason());
@@ -98,10 +99,10 @@ fn or_error(command: &str, reply: Result<Response>) -> Result<Response> {
     }
 }
 
-/// Names the addresses in a body such as `0x4005d0+0x4005f7`. For a malformed body, replies userver's error with status
-/// 400.
-async fn symbolize(host: &Gateway, body: &[u8]) -> Result<Response> {
-    match symbol::symbolize_list(host, body, symbol::Original::Userver).await {
+/// Serves the names of the addresses in a body such as `0x4005d0+0x4005f7`. For a malformed body, replies with
+/// userver's error, status 400.
+async fn serve_symbols(host: &Gateway, body: &[u8]) -> Result<Response> {
+    match symbol::symbolize_list(host, body, symbol::SymbolFormat::Userver).await {
         Ok(lines) => Ok(lines.into_response()),
         Err(problem) if problem.is_client_error() => {
             let reason = problem.reason();
@@ -113,13 +114,13 @@ async fn symbolize(host: &Gateway, body: &[u8]) -> Result<Response> {
 }
 
 /// Returns the reply for a method that the command does not take.
-fn method_not_allowed(method: &Method) -> Response {
+fn method_not_allowed_error(method: &Method) -> Response {
     let body = format!("Unsupported method for this command: {method}\n");
     (StatusCode::METHOD_NOT_ALLOWED, body).into_response()
 }
 
 /// Returns the reply for an unknown command.
-fn unsupported_command() -> Response {
+fn unsupported_command_error() -> Response {
     let commands = COMMANDS.map(|command| format!("'{command}'")).join(", ");
     let body = format!("Unsupported command. Supported commands are: {commands}\n");
     (StatusCode::NOT_FOUND, body).into_response()

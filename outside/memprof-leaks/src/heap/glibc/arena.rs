@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::chunks::Segment;
-use super::layout::{LAYOUTS, Layout, is_c_library};
+use super::layout::{LAYOUTS, Layout};
 use crate::regions::Region;
 use crate::resident_pages::PAGE_SIZE;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
@@ -54,22 +54,9 @@ pub(super) struct ArenaHeaps {
     pub(super) mapped: Vec<Range<u64>>,
 }
 
-/// Finds all arenas of a process, the main one first. Empty if there is none. Searches the variables of libc.so.6
-/// first, then those of all files, for a statically linked glibc.
-pub(super) fn find_arenas(view: &SnapshotMemory) -> Vec<Arena> {
-    let data = || {
-        let regions = view.regions.iter();
-        regions.filter(|region| region.is_file && region.is_writable && !region.pages.is_empty())
-    };
-    let others = data().filter(|region| !is_c_library(region));
-    let mut in_order = data().filter(|region| is_c_library(region)).chain(others);
-    let found = in_order.find_map(|region| find_arenas_in(view, region));
-    found.unwrap_or_default()
-}
-
-/// Finds the arenas of a process by the main one among the variables of a file (`region`). `None` if it is not
-/// there.
-fn find_arenas_in(view: &SnapshotMemory, region: &Region) -> Option<Vec<Arena>> {
+/// Finds the arenas of a copy of glibc by the main one among the variables of a file (`region`), the main one first.
+/// `None` if it is not there.
+pub(super) fn find_arenas_in(view: &SnapshotMemory, region: &Region) -> Option<Vec<Arena>> {
     let mut memory = CachedReader::new(view);
     // Variables without an initial value follow in an anonymous mapping.
     let after = view.region(region.range.end);
@@ -77,18 +64,22 @@ fn find_arenas_in(view: &SnapshotMemory, region: &Region) -> Option<Vec<Arena>> 
     let end = after.map_or(region.range.end, |after| after.range.end);
     let end = end.min(region.range.start + MAX_DATA_BYTES);
     let mut heads = (region.range.start..end).step_by(8);
-    heads.find_map(|head| match has_bins(&mut memory, view, head) {
+    heads.find_map(|head| match are_bins_at(&mut memory, view, head) {
         true => LAYOUTS.iter().find_map(|layout| {
             let address = head.checked_sub(layout.top_offset)?;
-            follow_ring(view, address, layout)
+            follow_arena_ring(view, address, layout)
         }),
         false => None,
     })
 }
 
-/// Follows the ring of arenas from the main one. `None` if it does not close: then no main arena of this layout is at
-/// the address.
-fn follow_ring(view: &SnapshotMemory, main: u64, layout: &'static Layout) -> Option<Vec<Arena>> {
+/// Returns the arenas in the ring that begins with `main`, the address of the main one. `None` if it does not close, or
+/// if one in it has no bins: then no main arena of this layout is at the address.
+fn follow_arena_ring(
+    view: &SnapshotMemory,
+    main: u64,
+    layout: &'static Layout,
+) -> Option<Vec<Arena>> {
     let mut memory = CachedReader::new(view);
     let arena = |address: u64| Arena {
         address,
@@ -96,28 +87,28 @@ fn follow_ring(view: &SnapshotMemory, main: u64, layout: &'static Layout) -> Opt
         layout,
     };
     let mut all = vec![arena(main)];
-    let mut next = arena(main).next(view)?;
+    let mut next = arena(main).next_arena(view)?;
     while next != main {
         let head = next.checked_add(layout.top_offset)?;
-        if all.len() == MAX_ARENAS || !has_bins(&mut memory, view, head) {
+        if all.len() == MAX_ARENAS || !are_bins_at(&mut memory, view, head) {
             return None;
         }
         all.push(arena(next));
-        next = arena(next).next(view)?;
+        next = arena(next).next_arena(view)?;
     }
     Some(all)
 }
 
-/// Whether the bins of an arena begin with this head: they must be empty or doubly linked lists, but for a few that a
-/// thread may be changing.
-fn has_bins(memory: &mut CachedReader<'_>, view: &SnapshotMemory, first: u64) -> bool {
+/// Whether the bins of an arena begin with the head at `first`. They must be empty or doubly linked lists, except for a
+/// few that a thread may be changing.
+fn are_bins_at(memory: &mut CachedReader<'_>, view: &SnapshotMemory, first: u64) -> bool {
     let mut inconsistent = 0;
     for bin in 0..BIN_COUNT {
         let Some(head) = first.checked_add(16 * bin) else {
             return false;
         };
         // A bin's head is addressed like a chunk: its list pointers have the offsets 16 and 24.
-        let mut word = |offset: u64| memory.word(head.checked_add(offset)?);
+        let mut word = |offset: u64| memory.read_word(head.checked_add(offset)?);
         let Some((forward, back)) = word(BINS_OFFSET).zip(word(BINS_OFFSET + 8)) else {
             return false;
         };
@@ -126,8 +117,8 @@ fn has_bins(memory: &mut CachedReader<'_>, view: &SnapshotMemory, first: u64) ->
             let is_chunk = |chunk: u64| chunk != head && chunk != 0 && chunk.is_multiple_of(16);
             is_chunk(forward)
                 && is_chunk(back)
-                && view.word(forward.wrapping_add(24)) == Some(head)
-                && view.word(back.wrapping_add(16)) == Some(head)
+                && view.read_word(forward.wrapping_add(24)) == Some(head)
+                && view.read_word(back.wrapping_add(16)) == Some(head)
         };
         inconsistent += u64::from(!is_empty && !points_back());
         if inconsistent > MAX_INCONSISTENT_BINS {
@@ -144,8 +135,8 @@ impl Arena {
     }
 
     /// Address of the next arena in the ring. `None` if it cannot be read.
-    fn next(&self, view: &SnapshotMemory) -> Option<u64> {
-        view.word(self.first_bin().checked_add(NEXT_OFFSET)?)
+    fn next_arena(&self, view: &SnapshotMemory) -> Option<u64> {
+        view.read_word(self.first_bin().checked_add(NEXT_OFFSET)?)
     }
 
     /// Addresses of the arena's `struct malloc_state`.
@@ -155,45 +146,47 @@ impl Arena {
 
     /// Address of the first chunk of each fast bin that is not empty. A fast bin is a list of small free chunks whose
     /// headers say that they are used.
-    pub(super) fn fast_bins(&self, view: &SnapshotMemory) -> impl Iterator<Item = u64> {
+    pub(super) fn fast_bin_heads(&self, view: &SnapshotMemory) -> impl Iterator<Item = u64> {
         let bins = self.layout.fast_bins_offset.into_iter();
         let bins = bins.flat_map(|offset| (0..FAST_BIN_COUNT).map(move |bin| offset + 8 * bin));
-        let first = bins.filter_map(|offset| view.word(self.address + offset));
+        let first = bins.filter_map(|offset| view.read_word(self.address + offset));
         first.filter(|chunk| *chunk != 0)
     }
 
     /// Address of the top chunk's header; inner `None` if the arena has no memory yet. `None` if it cannot be read.
-    pub(super) fn top(&self, view: &SnapshotMemory) -> Option<Option<u64>> {
+    pub(super) fn top_chunk(&self, view: &SnapshotMemory) -> Option<Option<u64>> {
         // A new arena's first bin serves as its top chunk.
-        let top = view.word(self.first_bin())?;
+        let top = view.read_word(self.first_bin())?;
         Some((top != self.first_bin()).then_some(top))
     }
 
     /// Bytes that the arena has got from the kernel; 0 if their number cannot be read. The main arena counts also
     /// memory between its parts that the program itself got by sbrk(2), as long as the arena is contiguous.
     pub(super) fn system_bytes(&self, view: &SnapshotMemory) -> u64 {
-        let bytes = view.word(self.first_bin() + SYSTEM_BYTES_OFFSET);
+        let bytes = view.read_word(self.first_bin() + SYSTEM_BYTES_OFFSET);
         bytes.unwrap_or_default()
     }
 
     /// Whether all its memory is that of brk(2). Also true if its flags cannot be read.
     pub(super) fn is_contiguous(&self, view: &SnapshotMemory) -> bool {
-        let flags = view.word(self.address).unwrap_or_default() >> (8 * FLAGS_OFFSET);
+        let flags = view.read_word(self.address).unwrap_or_default() >> (8 * FLAGS_OFFSET);
         flags & NONCONTIGUOUS_FLAG == 0
     }
 
     /// Heaps of an arena other than the main one, from the last to the first. Stops at a heap that cannot be read.
+    /// Empty if the arena's first or last heap is not found.
     pub(super) fn heaps(&self, view: &SnapshotMemory) -> ArenaHeaps {
         let mut heaps = ArenaHeaps::default();
-        let is_own = |heap: u64| view.word(heap + HEAP_ARENA_OFFSET) == Some(self.address);
-        let size_of = |heap: u64| view.word(heap + HEAP_SIZE_OFFSET);
+        let is_own = |heap: u64| view.read_word(heap + HEAP_ARENA_OFFSET) == Some(self.address);
+        let size_of = |heap: u64| view.read_word(heap + HEAP_SIZE_OFFSET);
         let own_heap = HEAP_INFO_SIZES
             .into_iter()
             .find(|size| self.address > *size && is_own(self.address - size));
-        let top = self.top(view).flatten();
+        let top = self.top_chunk(view).flatten();
         let Some((info_size, top)) = own_heap.zip(top) else {
             return heaps;
         };
+        // The top chunk is in the last heap.
         let last_heap = HEAP_SIZES
             .into_iter()
             .map(|max_size| top & !(max_size - 1))
@@ -208,6 +201,7 @@ impl Arena {
                 break;
             }
             let end = heap.saturating_add(size);
+            // In the first heap, the arena's own structure follows the `struct heap_info`.
             let info_end = heap + info_size;
             let start = match info_end == self.address {
                 true => self.struct_range().end.next_multiple_of(16),
@@ -215,7 +209,7 @@ impl Arena {
             };
             heaps.mapped.push(heap..end);
             heaps.segments.push(Segment { start, top, end });
-            next = view.word(heap + HEAP_PREVIOUS_OFFSET);
+            next = view.read_word(heap + HEAP_PREVIOUS_OFFSET);
         }
         heaps
     }

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use super::arena::Arena;
 use super::chunks::{ALIGNMENT, HEADER_SIZE, MAPPED_FLAG, MIN_CHUNK, SIZE_FLAGS};
+use super::glibc_copy::GlibcCopy;
 use super::layout::{CACHE_LAYOUTS, CacheCounts, CacheLayout, LIST_COUNT};
 use crate::heap::FoundHeap;
 use crate::objects::{Object, Span};
@@ -36,8 +36,7 @@ pub(super) enum ListPointers {
 }
 
 impl ListPointers {
-    /// Returns the pointer that is stored as `value` at an address. In a xored list, `value` is the exclusive or of the
-    /// pointer and the page number of its own address.
+    /// Returns the pointer that is stored as `value` at `address`.
     pub(super) fn reveal(self, value: u64, address: u64) -> u64 {
         match self {
             Self::Plain => value,
@@ -52,7 +51,7 @@ impl ListPointers {
         let is_plain = |(first, index): (u64, u64)| {
             let mut entry = first;
             for _ in 0..MAX_ENTRIES {
-                match view.word(entry) {
+                match view.read_word(entry) {
                     Some(0) => return true,
                     Some(next) if has_list_size(view, next, index) => entry = next,
                     _ => return false,
@@ -67,18 +66,19 @@ impl ListPointers {
     }
 }
 
-/// Adds the objects in thread caches and fast bins to `heap.cached`. `candidates` are objects that may be caches. If no
-/// candidate is a cache, and `may_have_none` returns false, the heap is emptied and recorded as unproven.
+/// Adds the objects in the thread caches and fast bins of a copy of glibc to `heap.cached`, and the latter also to
+/// `heap.fast_bins`. `candidates` are objects that may be caches. If no candidate is a cache, and `may_have_none` returns false, the heap
+/// is emptied and recorded as unproven: cached objects would count as leaked.
 pub(super) fn add_cached_objects(
     view: &SnapshotMemory,
-    arenas: &[Arena],
+    copy: &GlibcCopy,
     candidates: &[u64],
     may_have_none: impl FnOnce() -> bool,
     heap: &mut FoundHeap,
 ) {
     let caches = candidates.iter();
     let caches: Vec<_> = caches
-        .filter_map(|object| read_cache(view, *object))
+        .filter_map(|object| read_thread_cache(view, *object))
         .collect();
     if caches.is_empty() && !heap.spans.is_empty() && !may_have_none() {
         let ranges = heap.spans.iter().map(Span::range);
@@ -96,7 +96,7 @@ pub(super) fn add_cached_objects(
     let mut keys = Vec::new();
     for (first, _) in lists() {
         // The second word of a cache entry is its key (`struct tcache_entry`).
-        keys.extend(view.word(first + 8));
+        keys.extend(view.read_word(first + 8));
         walk_free_list(view, pointers, first, 0, &mut heap.cached);
     }
     // All entries have one key since glibc 2.34. By it, entries are found also if a thread was changing a
@@ -115,11 +115,13 @@ pub(super) fn add_cached_objects(
         let cached = objects_with_key(view, &heap.spans, key, max_size);
         heap.cached.extend(cached);
     }
-    for chunk in arenas.iter().flat_map(|arena| arena.fast_bins(view)) {
+    let known = heap.fast_bins.len();
+    let arenas = copy.arenas();
+    for chunk in arenas.flat_map(|arena| arena.fast_bin_heads(view)) {
         let entry = chunk.wrapping_add(HEADER_SIZE);
         walk_free_list(view, pointers, entry, HEADER_SIZE, &mut heap.fast_bins);
     }
-    heap.cached.extend_from_slice(&heap.fast_bins);
+    heap.cached.extend_from_slice(&heap.fast_bins[known..]);
 }
 
 /// Adds the objects of a fast bin that a thread is about to merge (`malloc_consolidate`) to `heap.cached`:
@@ -131,7 +133,7 @@ pub(super) fn add_detached_fast_bin(
     heap: &mut FoundHeap,
 ) {
     let size_of = |entry: u64| {
-        let size = view.word(entry.checked_sub(8)?)? & !SIZE_FLAGS;
+        let size = view.read_word(entry.checked_sub(8)?)? & !SIZE_FLAGS;
         (entry.is_multiple_of(ALIGNMENT) && (MIN_CHUNK..=MAX_SMALL_SIZE).contains(&size))
             .then_some(size)
     };
@@ -146,14 +148,14 @@ pub(super) fn add_detached_fast_bin(
         let is_whole = list.iter().all(|entry| size_of(*entry) == Some(size));
         let last = list.last().copied().unwrap_or(first);
         // The last pointer of a xored list is 0, stored as its page number.
-        if is_whole && view.word(last) == Some(last >> 12) {
+        if is_whole && view.read_word(last) == Some(last >> 12) {
             heap.cached.extend(list);
         }
     }
 }
 
 /// Appends the entries of the free list that begins with `first` to `found`. Its pointers point `back` bytes in front
-/// of an entry. Ends at a pointer that is 0, misaligned or unreadable.
+/// of an entry. Ends at a pointer that is 0, misaligned or unreadable, and after [`MAX_ENTRIES`].
 fn walk_free_list(
     view: &SnapshotMemory,
     pointers: ListPointers,
@@ -164,7 +166,9 @@ fn walk_free_list(
     let mut entry = first;
     for _ in 0..MAX_ENTRIES {
         found.push(entry);
-        let next = view.word(entry).map(|next| pointers.reveal(next, entry));
+        let next = view
+            .read_word(entry)
+            .map(|next| pointers.reveal(next, entry));
         match next.filter(|next| *next != 0 && next.is_multiple_of(ALIGNMENT)) {
             Some(next) => entry = next.wrapping_add(back),
             None => return,
@@ -172,10 +176,11 @@ fn walk_free_list(
     }
 }
 
-/// Reads the thread cache that is in the object at an address. `None` if the object is none, or the cache is
-/// inconsistent.
-fn read_cache(view: &SnapshotMemory, address: u64) -> Option<Cache> {
-    let size = view.word(address - 8)?;
+/// Reads the thread cache in the object at an address. `None` if the object has the size of no cache, or too many of
+/// the cache's lists are inconsistent.
+fn read_thread_cache(view: &SnapshotMemory, address: u64) -> Option<Cache> {
+    let size = view.read_word(address - 8)?;
+    // A chunk with a mapping of its own has the size of the mapping, whole pages.
     let mut layouts = CACHE_LAYOUTS
         .iter()
         .filter(|layout| layout.chunk_size == size & !SIZE_FLAGS || size & MAPPED_FLAG != 0);
@@ -219,10 +224,10 @@ impl CacheLayout {
     }
 }
 
-/// Whether the chunk of an object has a size for the list with this index of a cache.
+/// Whether the chunk of an object has a size that a thread cache keeps in its list with this index.
 fn has_list_size(view: &SnapshotMemory, object: u64, index: u64) -> bool {
     // A chunk's size is in the word before its object.
-    let size = view.word(object.wrapping_sub(8));
+    let size = view.read_word(object.wrapping_sub(8));
     let size = size.unwrap_or_default() & !SIZE_FLAGS;
     object.is_multiple_of(ALIGNMENT) && list_sizes(index).contains(&size)
 }
@@ -234,6 +239,7 @@ fn list_sizes(index: u64) -> Range<u64> {
             let size = MIN_CHUNK + index * ALIGNMENT;
             size..size + 1
         }
+        // Each list is for the sizes from a power of two up to the next one; the first begins above the small sizes.
         Some(large) => {
             let power = MAX_SMALL_SIZE.ilog2() + large as u32;
             (1 << power).max(MAX_SMALL_SIZE + 1)..2 << power
@@ -246,11 +252,11 @@ fn objects_with_key(view: &SnapshotMemory, spans: &[Span], key: u64, max_size: u
     let mut memory = CachedReader::new(view);
     let small = spans
         .iter()
-        .flat_map(Span::used)
+        .flat_map(Span::used_objects)
         .filter(|object| object.size() <= max_size);
     let starts = small.map(|Object { range }| range.start);
     starts
-        .filter(|start| memory.word(start + 8) == Some(key))
+        .filter(|start| memory.read_word(start + 8) == Some(key))
         .collect()
 }
 

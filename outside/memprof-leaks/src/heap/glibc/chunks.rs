@@ -73,7 +73,7 @@ impl Segment {
     ) -> Option<Step> {
         let length = size & !SIZE_FLAGS;
         if length < MIN_CHUNK {
-            return end_behind_closing_chunk(memory, chunk, length).map(Step::Closed);
+            return end_after_closing_chunk(memory, chunk, length).map(Step::Closed);
         }
         let is_chunk = size & MAPPED_FLAG == 0 && length.is_multiple_of(ALIGNMENT);
         if !is_chunk || length > self.end - chunk {
@@ -95,7 +95,7 @@ impl Segment {
         let mut span = Span::new(range, ALIGNMENT, SIZE_FIELD);
         let mut caches = Vec::new();
         let mut chunk = self.start;
-        let mut size = memory.word(chunk + 8)?;
+        let mut size = memory.read_word(chunk + 8)?;
         while chunk != self.top {
             let next = match self.next_step(memory, chunk, size)? {
                 Step::Chunk(next) => next,
@@ -104,7 +104,7 @@ impl Segment {
                     return Some(SegmentWalk { span, caches, end });
                 }
             };
-            let next_size = memory.word(next.checked_add(8)?)?;
+            let next_size = memory.read_word(next.checked_add(8)?)?;
             let is_used = next_size & PREVIOUS_IN_USE_FLAG != 0;
             span.add_object(chunk + HEADER_SIZE, is_used);
             let length = size & !SIZE_FLAGS;
@@ -119,12 +119,13 @@ impl Segment {
 }
 
 /// Returns the end of the memory that `chunk` closes. Where memory ends, glibc writes a chunk of 0 bytes, or one of 16
-/// bytes with one more after it. `None` if the chunk is neither, or if the end is not that of a page.
-fn end_behind_closing_chunk(memory: &mut CachedReader<'_>, chunk: u64, length: u64) -> Option<u64> {
+/// bytes with a second one of 0 or 16 bytes after it. `None` if the chunk is neither, or if the end is not that of a
+/// page.
+fn end_after_closing_chunk(memory: &mut CachedReader<'_>, chunk: u64, length: u64) -> Option<u64> {
     let end = match length {
         0 => chunk + HEADER_SIZE,
         _ => {
-            let last = memory.word(chunk + HEADER_SIZE + 8)? & !SIZE_FLAGS;
+            let last = memory.read_word(chunk + HEADER_SIZE + 8)? & !SIZE_FLAGS;
             let is_last = last == 0 || last == HEADER_SIZE;
             (length == HEADER_SIZE && is_last).then_some(chunk + 2 * HEADER_SIZE)?
         }

@@ -1,7 +1,10 @@
 //! Layouts of glibc's structures, by release.
 
+use std::collections::BTreeSet;
+
 use memchr::memmem;
 
+use crate::c_library::is_c_library;
 use crate::regions::Region;
 use crate::snapshot_memory::{BLOCK_SIZE, SnapshotMemory};
 
@@ -102,12 +105,12 @@ pub(super) const LIST_COUNT: u64 = 64;
 pub(super) struct Release(u32, u32);
 
 impl Release {
-    /// Reads the version from the C library of a process. `None` if it has no library with a version of glibc.
-    pub(super) fn read(view: &SnapshotMemory) -> Option<Self> {
-        let constants = view
-            .regions
-            .iter()
-            .filter(|region| is_c_library(region) && !region.is_writable && !region.is_executable);
+    /// Reads the versions of the C libraries of a process. Empty if it has no library with a version of glibc.
+    pub(super) fn read_all(view: &SnapshotMemory) -> BTreeSet<Self> {
+        let mut all = BTreeSet::new();
+        let constants = view.regions.iter().filter(|region| {
+            is_in_c_library(region) && !region.is_writable && !region.is_executable
+        });
         let mut block = vec![0; BLOCK_SIZE];
         for region in constants {
             // Blocks overlap, because the text may lie across two.
@@ -115,11 +118,12 @@ impl Release {
                 let length = BLOCK_SIZE.min((region.range.end - start) as usize);
                 let read = view.read(start, &mut block[..length]);
                 if let Some(release) = Self::parse(&block[..read]) {
-                    return Some(release);
+                    all.insert(release);
+                    break;
                 }
             }
         }
-        None
+        all
     }
 
     /// Finds the version in bytes of a library, e.g. 2.36 in `GNU C Library (Debian GLIBC 2.36-9) stable release
@@ -139,7 +143,7 @@ impl Release {
     }
 
     /// Reason why a heap is not found, or may be misread: the release is unknown. `None` if it is known.
-    pub(super) fn unknown_reason(self) -> Option<String> {
+    pub(super) fn reason_if_unknown(self) -> Option<String> {
         let known = format!("memprof knows glibc {OLDEST} to {NEWEST}");
         (!self.is_known()).then(|| format!("its C library is glibc {self}, and {known}"))
     }
@@ -151,12 +155,9 @@ impl std::fmt::Display for Release {
     }
 }
 
-/// Whether a mapping is one of glibc's own library.
-pub(super) fn is_c_library(region: &Region) -> bool {
-    region.is_file
-        && ["/libc.so.6", "/libc-2."]
-            .iter()
-            .any(|name| region.name.contains(name))
+/// Whether a mapping is one of glibc's main library, by the name of its file.
+pub(super) fn is_in_c_library(region: &Region) -> bool {
+    region.is_file && is_c_library(region.name.as_bytes())
 }
 
 #[cfg(test)]
@@ -182,11 +183,11 @@ mod tests {
     #[test]
     fn unknown_releases_are_named() {
         for known in [OLDEST, Release(2, 36), NEWEST] {
-            assert_eq!(known.unknown_reason(), None);
+            assert_eq!(known.reason_if_unknown(), None);
         }
-        let note = Release(2, 99).unknown_reason();
+        let note = Release(2, 99).reason_if_unknown();
         let expected = "its C library is glibc 2.99, and memprof knows glibc 2.27 to 2.44";
         assert_eq!(note.as_deref(), Some(expected));
-        assert!(Release(2, 26).unknown_reason().is_some());
+        assert!(Release(2, 26).reason_if_unknown().is_some());
     }
 }

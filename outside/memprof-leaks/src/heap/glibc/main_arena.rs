@@ -28,20 +28,22 @@ pub(super) struct UnwalkedBytes {
     pub(super) surplus: u64,
 }
 
-/// Finds the segments of the main arena, and walks them. `first_chunk` is its first chunk in the memory of brk(2); if
-/// it is `None`, that chunk is searched. `others` are the ranges of the other arenas. Fails as `walk` does.
+/// Finds the segments of the main arena, and walks them. `brk` is the memory of brk(2), `None` if the arena has none of
+/// it. `first_chunk` is its first chunk there; if it is `None`, that chunk is searched. `others` are the ranges of the
+/// other arenas. Fails as `walk` does.
 ///
 /// Returns the bytes that the arena has got from the kernel but that were not walked. If more mapped memory looks like
 /// segments than the arena has got, none of it is walked, and the result has it as a surplus.
 pub(super) fn walk_segments(
     view: &SnapshotMemory,
     arena: &Arena,
+    brk: Option<Range<u64>>,
     first_chunk: Option<u64>,
     others: &[Range<u64>],
     walk: WalkSegment<'_>,
 ) -> Result<UnwalkedBytes, Error> {
     let mut unwalked = UnwalkedBytes::default();
-    let Some(Some(top)) = arena.top(view) else {
+    let Some(Some(top)) = arena.top_chunk(view) else {
         return Ok(unwalked);
     };
     let mut search = SegmentSearch {
@@ -50,10 +52,10 @@ pub(super) fn walk_segments(
         rejected: HashSet::new(),
     };
     let mut bytes = 0;
-    if let Some(brk) = break_range(view) {
+    if let Some(brk) = brk {
         let first = first_chunk.filter(|first| brk.contains(first));
         let range = first.unwrap_or(brk.start)..brk.end;
-        bytes += search.walk_break(range, first, walk)?;
+        bytes += search.walk_brk_memory(range, first, walk)?;
     }
     let system_bytes = arena.system_bytes(view);
     if !arena.is_contiguous(view) {
@@ -79,7 +81,7 @@ pub(super) fn walk_segments(
 }
 
 /// Memory of brk(2), whose parts may be mappings with different protections. `None` if it is not mapped.
-fn break_range(view: &SnapshotMemory) -> Option<Range<u64>> {
+pub(super) fn brk_range(view: &SnapshotMemory) -> Option<Range<u64>> {
     let mut parts = view.regions.iter().filter(|region| region.name == "[heap]");
     let first = parts.next()?;
     Some(first.range.start..parts.next_back().unwrap_or(first).range.end)
@@ -98,7 +100,7 @@ impl SegmentSearch<'_> {
     /// Finds and walks the segments in the memory of brk(2). The first one begins at `first`; if that is `None`, it is
     /// searched, too. Returns the bytes from the start of the first to the end of the last one. If a segment cannot be
     /// followed, returns the length of `range`. Fails as `walk` does.
-    fn walk_break(
+    fn walk_brk_memory(
         &mut self,
         range: Range<u64>,
         first: Option<u64>,
@@ -145,12 +147,12 @@ impl SegmentSearch<'_> {
     /// Segment that begins at an address, and ends before `limit`. `None` if no first chunk is there, or if the chunks
     /// from there on reach no end. Such chunks are remembered, so that they are not followed again.
     fn find_segment(&mut self, start: u64, limit: u64) -> Option<Segment> {
-        let size = self.memory.word(start + 8)?;
+        let size = self.memory.read_word(start + 8)?;
         let is_first = size & SIZE_FLAGS == PREVIOUS_IN_USE_FLAG
             && size >= MIN_CHUNK
             && size & !SIZE_FLAGS <= limit - start;
         // No chunk precedes the first one, so its field for the previous size still has the kernel's 0.
-        if !is_first || self.memory.word(start)? != 0 {
+        if !is_first || self.memory.read_word(start)? != 0 {
             return None;
         }
         let bounds = Segment {
@@ -192,7 +194,7 @@ impl SegmentSearch<'_> {
                 Step::Chunk(next) => chunk = next,
                 Step::Closed(end) => return Some(end),
             }
-            size = self.memory.word(chunk.checked_add(8)?)?;
+            size = self.memory.read_word(chunk.checked_add(8)?)?;
         }
         Some(bounds.end.min(chunk.saturating_add(size & !SIZE_FLAGS)))
     }

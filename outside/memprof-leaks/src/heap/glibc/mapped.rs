@@ -43,7 +43,7 @@ pub(super) fn add_mapped_chunks(
     let mut memory = CachedReader::new(view);
     let excluded = [&heap.excluded, others].concat();
     for run in private_runs(view) {
-        add_chunks(&mut memory, &run, &excluded, tail, &mut found);
+        add_chunks_in_run(&mut memory, &run, &excluded, tail, &mut found);
     }
     let count = found.len() as u64;
     let bytes: u64 = found.iter().map(|chunk| range_length(&chunk.mapping)).sum();
@@ -91,7 +91,7 @@ fn range_length(range: &Range<u64>) -> u64 {
 
 /// Appends the chunks in a run of private memory that are in none of the `excluded` ranges. `tail` is that of
 /// [`add_mapped_chunks`].
-fn add_chunks(
+fn add_chunks_in_run(
     memory: &mut CachedReader<'_>,
     run: &PrivateRun,
     excluded: &[Range<u64>],
@@ -103,7 +103,7 @@ fn add_chunks(
         if page < end {
             continue;
         }
-        let word = |address: u64| memory.word(address);
+        let word = |address: u64| memory.read_word(address);
         let Some(chunk) = find_mapped_chunk(word, run.pages_from(page), page, run.range.end, tail)
         else {
             continue;
@@ -118,7 +118,7 @@ fn add_chunks(
 
 /// Chunk in a mapping that begins at `start` and ends at `limit` or before. The chunk of an aligned allocation may
 /// begin behind `start`. `pages` are the resident pages from `start` on; `tail` is that of [`add_mapped_chunks`].
-/// `None` if there is none.
+/// `None` if no such chunk is there.
 fn find_mapped_chunk(
     mut word: impl FnMut(u64) -> Option<u64>,
     pages: impl Iterator<Item = u64>,
@@ -126,9 +126,9 @@ fn find_mapped_chunk(
     limit: u64,
     tail: u64,
 ) -> Option<MappedChunk> {
-    let whole = read_chunk(&mut word, start, start, tail)?;
+    let whole = read_mapped_chunk(&mut word, start, start, tail)?;
     let mut aligned_at = |object: u64| {
-        let chunk = read_chunk(&mut word, start, object - HEADER_SIZE, tail)?;
+        let chunk = read_mapped_chunk(&mut word, start, object - HEADER_SIZE, tail)?;
         (chunk.mapping.end <= limit).then_some(chunk)
     };
     // An aligned allocation moves the chunk to where its user's memory is aligned, and leaves the header at the start
@@ -139,12 +139,12 @@ fn find_mapped_chunk(
     if let Some(chunk) = within_page.filter_map(&mut aligned_at).next() {
         return Some(chunk);
     }
-    // Only alignments in a page survive realloc(3), which may move the mapping. The gap in front of the chunk is
+    // realloc(3), which may move the mapping, keeps only alignments within a page. The gap in front of the chunk is
     // untouched, or filled (mallopt(3), M_PERTURB).
     let filler = word(start + HEADER_SIZE)?;
     for page in pages.take_while(|page| *page < whole.mapping.end) {
         let end = page + PAGE_SIZE;
-        let aligned = read_chunk(&mut word, start, end - HEADER_SIZE, tail);
+        let aligned = read_mapped_chunk(&mut word, start, end - HEADER_SIZE, tail);
         if let Some(chunk) = aligned.filter(|chunk| chunk.mapping.end <= limit) {
             return Some(chunk);
         }
@@ -156,9 +156,9 @@ fn find_mapped_chunk(
     Some(whole).filter(|whole| whole.mapping.end <= limit)
 }
 
-/// Chunk at an address in a mapping that begins at `start`; `tail` is that of [`add_mapped_chunks`]. `None` if there is
-/// none.
-fn read_chunk(
+/// Reads the mapped chunk at `chunk`, in a mapping that begins at `start`; `tail` is that of [`add_mapped_chunks`].
+/// `None` if no such chunk is there.
+fn read_mapped_chunk(
     word: &mut impl FnMut(u64) -> Option<u64>,
     start: u64,
     chunk: u64,
@@ -172,7 +172,7 @@ fn read_chunk(
         && size & SIZE_FLAGS == MAPPED_FLAG
         && length >= MIN_CHUNK
         && end.is_multiple_of(PAGE_SIZE);
-    // The next chunk's field for this one's size belongs to this one, where there is a tail.
+    // In a tail, the first word belongs to the object: it is where a next chunk would have the size of this one.
     let used_tail = tail.min(SIZE_FIELD);
     is_mapped.then(|| MappedChunk {
         object: chunk + HEADER_SIZE..chunk + length + used_tail,

@@ -42,10 +42,11 @@ pub(super) struct Parameters {
 }
 
 impl Parameters {
-    /// Finds `struct malloc_par` near the main arena, by fields that fit together. `None` if there is none.
+    /// Finds `struct malloc_par` near the main arena, by fields that fit together. `None` if no fields fit, or if the
+    /// arena cannot be read.
     pub(super) fn find(view: &SnapshotMemory, main: &Arena) -> Option<Self> {
         let arena = main.struct_range();
-        let has_memory = main.top(view)?.is_some();
+        let has_memory = main.top_chunk(view)?.is_some();
         let mut memory = CachedReader::new(view);
         let is_base = |base: u64| {
             let is_private = |region: &Region| region.is_writable && !region.is_shared;
@@ -54,11 +55,21 @@ impl Parameters {
         let near = arena.start.saturating_sub(MAX_DISTANCE)..arena.end + MAX_DISTANCE;
         near.step_by(8)
             .filter(|field| !arena.contains(field))
-            .find_map(|field| Self::read(|address| memory.word(address), field, is_base))
+            .find_map(|field| Self::read(|address| memory.read_word(address), field, is_base))
     }
 
-    /// Reads the structure whose `sbrk_base` is at `field`. `None` if its fields do not fit together. `is_base` says
-    /// whether a value can be that of `sbrk_base`.
+    /// Adds the counts of another copy of glibc. The first chunk stays that of `self`.
+    pub(super) fn plus(self, other: &Self) -> Self {
+        Self {
+            mapped_count: self.mapped_count + other.mapped_count,
+            mapped_bytes: self.mapped_bytes.saturating_add(other.mapped_bytes),
+            cache_count: self.cache_count.max(other.cache_count),
+            ..self
+        }
+    }
+
+    /// Reads the structure whose `sbrk_base` is at `field`. `None` if its fields do not fit together or cannot be read.
+    /// `is_base` says whether a value can be that of `sbrk_base`.
     fn read(
         mut word: impl FnMut(u64) -> Option<u64>,
         field: u64,

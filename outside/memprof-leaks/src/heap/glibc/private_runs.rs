@@ -19,7 +19,7 @@ pub(super) struct PrivateRun {
 }
 
 impl PrivateRun {
-    /// Addresses of the resident pages from a page on.
+    /// Addresses of the resident pages from the page at `start` on.
     pub(super) fn pages_from(&self, start: u64) -> impl Iterator<Item = u64> {
         let first = self.resident.partition_point(|pages| pages.end <= start);
         let pages = self.resident[first..].iter();
@@ -30,7 +30,10 @@ impl PrivateRun {
 /// Runs of adjacent private mappings without a file, by address. Omits the memory of brk(2).
 pub(super) fn private_runs(view: &SnapshotMemory) -> Vec<PrivateRun> {
     let mut runs: Vec<PrivateRun> = Vec::new();
-    let of_mappings = view.regions.iter().filter(|region| is_private(region));
+    let of_mappings = view
+        .regions
+        .iter()
+        .filter(|region| may_be_of_malloc(region));
     for region in of_mappings {
         let pages = region.pages.iter().cloned();
         match runs.last_mut() {
@@ -48,7 +51,7 @@ pub(super) fn private_runs(view: &SnapshotMemory) -> Vec<PrivateRun> {
 }
 
 /// Whether a mapping may be malloc's: private, and of no file, except for huge pages. False for the memory of brk(2).
-fn is_private(region: &Region) -> bool {
+fn may_be_of_malloc(region: &Region) -> bool {
     let has_file = region.is_file && !region.name.starts_with(HUGE_PAGES);
     !region.is_shared && !has_file && !region.name.starts_with("[heap")
 }
@@ -66,7 +69,7 @@ mod tests {
                 is_shared,
                 ..Region::anonymous(0..PAGE_SIZE)
             };
-            assert_eq!(is_private(&region), expected, "{name}");
+            assert_eq!(may_be_of_malloc(&region), expected, "{name}");
         };
         check("", false, false, true);
         check("[anon: glibc: malloc]", false, false, true);

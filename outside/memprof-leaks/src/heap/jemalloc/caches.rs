@@ -32,22 +32,22 @@ pub(super) fn add_cached_objects(
     let objects = Objects::new(std::mem::take(&mut heap.spans));
     for thread in threads {
         let start = thread.control_block.saturating_sub(TLS_BYTES) & !7;
-        for bin in find_bins(view, start..thread.control_block) {
+        for bin in find_cache_bins(view, start..thread.control_block) {
             let entries = bin
                 .used
                 .clone()
                 .step_by(8)
-                .filter_map(|entry| view.word(entry));
+                .filter_map(|entry| view.read_word(entry));
             let is_start = |address: &u64| {
                 objects
-                    .object(*address)
+                    .object_at(*address)
                     .is_some_and(|object| object.range.start == *address)
             };
             heap.cached.extend(entries.filter(is_start));
             // The array is an object of the heap itself.
             heap.opaque.extend(
                 objects
-                    .object(bin.array.start)
+                    .object_at(bin.array.start)
                     .map(|object| object.range.start),
             );
             heap.excluded.push(bin.array);
@@ -57,7 +57,7 @@ pub(super) fn add_cached_objects(
 }
 
 /// Finds the bins of caches in a range of thread-local variables: rows of at least [`MIN_BINS`] consistent bins.
-fn find_bins(view: &SnapshotMemory, variables: Range<u64>) -> Vec<CacheBin> {
+fn find_cache_bins(view: &SnapshotMemory, variables: Range<u64>) -> Vec<CacheBin> {
     let mut memory = CachedReader::new(view);
     let mut all = Vec::new();
     let mut address = variables.start;
@@ -65,8 +65,8 @@ fn find_bins(view: &SnapshotMemory, variables: Range<u64>) -> Vec<CacheBin> {
         let bins = (address..variables.end).step_by(BIN_SIZE as usize);
         let row: Vec<CacheBin> = bins
             .map_while(|bin| {
-                let [head, bounds] = [memory.word(bin)?, memory.word(bin + 16)?];
-                parse_bin(head, bounds)
+                let [head, bounds] = [memory.read_word(bin)?, memory.read_word(bin + 16)?];
+                parse_cache_bin(head, bounds)
             })
             .collect();
         match row.len() {
@@ -80,10 +80,10 @@ fn find_bins(view: &SnapshotMemory, variables: Range<u64>) -> Vec<CacheBin> {
     all
 }
 
-/// Parses a bin. `head` is its first word, the address of its lowest entry. `bounds` is its third, the lowest
-/// 16 bits of four numbers: the addresses of the lowest mark of entries, of the full array and of its end,
-/// and in 5.3.1 the largest number of entries. `None` if they are inconsistent.
-fn parse_bin(head: u64, bounds: u64) -> Option<CacheBin> {
+/// Parses a bin. `head` is its first word, the address of its lowest entry. `bounds` is its third word, which has the
+/// lowest 16 bits of four numbers: of `head` when the bin last had fewest entries, of the array's start and end, and in
+/// 5.3.1 the largest number of entries. `None` if they are inconsistent.
+fn parse_cache_bin(head: u64, bounds: u64) -> Option<CacheBin> {
     let part = |shift: u32| (bounds >> shift) as u16;
     let (fewest, full, empty, max) = (part(0), part(16), part(32), part(48));
     let length = empty.wrapping_sub(full);
@@ -111,7 +111,7 @@ mod tests {
     fn consistent_bin_is_array_with_used_part() {
         let check = |head, words: [u64; 4], expected: Option<(Range<u64>, Range<u64>)>| {
             let [fewest, full, empty, max] = words;
-            let found = parse_bin(head, fewest | full << 16 | empty << 32 | max << 48);
+            let found = parse_cache_bin(head, fewest | full << 16 | empty << 32 | max << 48);
             assert_eq!(found.map(|bin| (bin.array, bin.used)), expected);
         };
         let base = 0x7f00_0000_0000;

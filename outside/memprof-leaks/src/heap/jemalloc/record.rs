@@ -75,9 +75,9 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// Address of the object and the profiler's context. `None` if it has no context. The context of an object that is
-    /// not sampled is 1; without a profiler, the word has an old value.
-    pub(super) fn context(&self) -> Option<(u64, u64)> {
+    /// Returns the address of a large extent's object, and the profiler's context for it. `None` if the object is not
+    /// sampled: then the word is 1, or has an old value if jemalloc has no profiler.
+    pub(super) fn profiler_context(&self) -> Option<(u64, u64)> {
         match self.kind {
             ExtentKind::Large { context } if context > PAGE_SIZE && context.is_multiple_of(8) => {
                 Some((self.first, context))
@@ -122,6 +122,7 @@ pub(super) fn parse_record(bytes: &[u8], record: u64) -> Option<Extent> {
     }
     let size = *CLASS_SIZES.get(class)?;
     if bits & SLAB_FLAG == 0 {
+        // An object of a small class has an extent of its own if it is sampled.
         let fits = match class < SMALL_CLASS_COUNT {
             true => length <= MAX_SAMPLED_EXTENT,
             false => length > CLASS_SIZES[class - 1] && length <= size + MAX_PADDING,
@@ -139,6 +140,7 @@ pub(super) fn parse_record(bytes: &[u8], record: u64) -> Option<Extent> {
     let mut free = Box::new([0; 8]);
     let mut count = 0;
     for (index, bits) in free.iter_mut().enumerate() {
+        // Only the bits of the slab's regions count. If this word has none, the shift by 64 gives `None`.
         let valid = regions.saturating_sub(index as u64 * 64).min(64);
         *bits = word(BITMAP_WORD + index) & u64::MAX.checked_shr(64 - valid as u32).unwrap_or(0);
         count += u64::from(bits.count_ones());

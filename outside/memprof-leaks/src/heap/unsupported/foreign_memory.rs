@@ -22,7 +22,7 @@ pub(super) fn foreign_bytes(view: &SnapshotMemory, threads: &[Registers], heap: 
                 .iter()
                 .any(|thread| holds(thread.stack) || holds(thread.control_block))
             || has_guard_below(view, region);
-        is_anonymous && !is_stack && view.file_region(region.range.start).is_none()
+        is_anonymous && !is_stack && view.owning_file_region(region.range.start).is_none()
     };
     let regions = view.regions.iter().filter(is_foreign);
     let pages = regions.flat_map(|region| &region.pages);

@@ -10,10 +10,10 @@ use crate::unsearched::Unsearched;
 
 /// Notes how many bytes of messages wait in the System V queues to which the process was the last to send. A queue
 /// counts only if the process has run since then; if its start is not known, each does.
-pub(super) fn add_message_queues(pid: u32, roots: &mut Roots) {
+pub(super) fn note_message_queues(pid: u32, roots: &mut Roots) {
     let queues = fs::read_to_string("/proc/sysvipc/msg").unwrap_or_default();
     // An earlier process may have had the pid. Without a start time, the queue may be this process's.
-    let started = start_second(pid).unwrap_or(0);
+    let started = start_time_in_seconds(pid).unwrap_or(0);
     let bytes: u64 = queues
         .lines()
         .filter_map(|line| queued_message_bytes(line, pid, started))
@@ -28,7 +28,7 @@ pub(super) fn add_message_queues(pid: u32, roots: &mut Roots) {
 }
 
 /// Start of a process, in whole seconds since 1970 by the machine's clock as it is set now. `None` if it has ended.
-fn start_second(pid: u32) -> Option<u64> {
+pub(super) fn start_time_in_seconds(pid: u32) -> Option<u64> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     let ticks = ProcStat::parse(&stat).ok()?.start_time;
     let now = clock_gettime(ClockId::Realtime).tv_sec;
@@ -37,8 +37,8 @@ fn start_second(pid: u32) -> Option<u64> {
     boot.checked_add_unsigned(second)?.try_into().ok()
 }
 
-/// Seconds by which a message may seem older than the process that sent it: the differences of clocks are rounded.
-const CLOCK_ROUNDING: u64 = 2;
+/// Seconds by which a message or segment may seem older than the process that used it last: the differences of clocks are rounded.
+pub(super) const CLOCK_ROUNDING: u64 = 2;
 
 /// Bytes of messages in a queue, by its line in /proc/sysvipc/msg. `None` unless process `pid` was the last to send to
 /// it, since second `started`. Also `None` for lines of another form. The columns are key, msqid, perms, cbytes, qnum,
@@ -71,8 +71,8 @@ mod tests {
     #[test]
     fn start_of_this_process_is_before_now() {
         let now = clock_gettime(ClockId::Realtime).tv_sec.unsigned_abs();
-        let started = start_second(std::process::id()).unwrap();
+        let started = start_time_in_seconds(std::process::id()).unwrap();
         assert!(started <= now + CLOCK_ROUNDING, "{started} {now}");
-        assert!(start_second(1).unwrap() <= started + CLOCK_ROUNDING);
+        assert!(start_time_in_seconds(1).unwrap() <= started + CLOCK_ROUNDING);
     }
 }

@@ -29,7 +29,8 @@ pub(super) struct RuleIndex {
 }
 
 impl RuleIndex {
-    /// Index of the rules in `tables`, in this order.
+    /// Indexes the patterns of all rules in `tables`, in this order. A pattern that begins with `*` is entered for
+    /// every first byte.
     fn new(tables: &[&'static [NameRule]]) -> Self {
         let mut by_first_byte = vec![Vec::new(); 256];
         for rule in tables.iter().copied().flatten() {
@@ -46,7 +47,7 @@ impl RuleIndex {
         Self { by_first_byte }
     }
 
-    /// First rule that has a pattern for `name` and for which `holds` is true. `None` if there is none.
+    /// Returns the first rule that has a pattern for `name` and for which `holds` is true. `None` if there is none.
     pub(super) fn find(
         &self,
         name: &str,

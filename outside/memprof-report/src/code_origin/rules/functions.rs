@@ -100,6 +100,12 @@ pub(in crate::code_origin) const FUNCTIONS: &[NameRule] = &[
             "_ZN9__gnu_cxx*",
         ],
     ),
+    // glibc's obstacks, of which programs have copies: libiberty's have the same names, and gnulib's a prefix.
+    NameRule::new(
+        CodeOrigin::Plumbing,
+        Reach::Reserved,
+        &["_obstack_*", "rpl_obstack_*"],
+    ),
     // Code that serde derives for types of the program.
     NameRule::new(
         CodeOrigin::Plumbing,
@@ -232,7 +238,12 @@ pub(in crate::code_origin) const FUNCTIONS: &[NameRule] = &[
             "CRYPTO_*alloc*",
             "CRYPTO_str*dup",
             "CRYPTO_memdup",
-            "OPENSSL_*",
+            "OPENSSL_*alloc*",
+            "OPENSSL_*dup",
+            "OPENSSL_*asprintf",
+            "OPENSSL_LH_*",
+            "OPENSSL_lh_*",
+            "OPENSSL_sk_*",
         ],
     ),
     NameRule::new(
@@ -261,7 +272,7 @@ pub(in crate::code_origin) const FUNCTIONS: &[NameRule] = &[
             "libc",
             "libiberty",
         ]),
-        &["ggc_*", "obstack_*", "_obstack_*"],
+        &["ggc_*", "obstack_*"],
     ),
     NameRule::new(
         CodeOrigin::Plumbing,

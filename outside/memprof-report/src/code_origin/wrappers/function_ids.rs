@@ -52,8 +52,8 @@ impl FunctionIds {
         }
     }
 
-    /// Returns the number of stacks that contain each of `functions`, without the allocator's frames at the leaf. Only
-    /// frames whose verdict is one of `candidates` count.
+    /// Returns the number of stacks that contain each of `functions`. The allocator's frames at the leaf do not count,
+    /// nor frames with a verdict for which `candidates`, by its index, is false.
     pub(super) fn count_stacks(
         &self,
         named: &SymbolizedProfile,

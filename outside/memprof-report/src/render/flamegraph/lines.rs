@@ -42,16 +42,16 @@ impl Lines {
         memory_left: MemoryLeft,
     ) -> Result<Self> {
         let names = box_names(folded);
-        let cuts = match has_equal_names(&names) {
-            true => Cuts::none(folded),
+        let cuts = match has_duplicate_box_names(&names) {
+            true => Cuts::without_cuts(folded),
             false => Cuts::new(folded),
         };
         Self::with_cuts(folded, names, is_comparison, &cuts, memory_left)
     }
 
-    /// Lines of the drawn stacks, cut as `cuts` says; in a comparison, each has the base's value, too. `names` has the
-    /// name of each function's boxes. In a comparison, a merged line never has the largest change, by which colours are
-    /// scaled.
+    /// Makes the lines of the drawn stacks, cut as `cuts` says; in a comparison, each has the base's value, too.
+    /// `names` has, by function id, the name of its boxes. In a comparison, stacks are merged only if neither they nor
+    /// the merged line has the largest change, by which colours are scaled.
     fn with_cuts(
         folded: &Folded<'_>,
         names: Vec<String>,
@@ -81,9 +81,9 @@ impl Lines {
             let depth = depths.next().map_or(usize::MAX, |depth| *depth as usize);
             if depth >= stack.functions.len() {
                 if let Some(line) = pending.take() {
-                    writer.push(&line.functions, true, line.values)?;
+                    writer.push_line(&line.functions, true, line.values)?;
                 }
-                writer.push(stack.functions, false, values)?;
+                writer.push_line(stack.functions, false, values)?;
                 continue;
             }
             let functions = &stack.functions[..=depth];
@@ -98,21 +98,21 @@ impl Lines {
                     continue;
                 }
                 // A line of its own, in the same box.
-                writer.push(&line.functions, true, line.values)?;
+                writer.push_line(&line.functions, true, line.values)?;
                 line.values = values;
                 continue;
             }
             if let Some(line) = pending.replace(CutLine::new(functions, values)) {
-                writer.push(&line.functions, true, line.values)?;
+                writer.push_line(&line.functions, true, line.values)?;
             }
         }
         if let Some(line) = pending {
-            writer.push(&line.functions, true, line.values)?;
+            writer.push_line(&line.functions, true, line.values)?;
         }
         Ok(writer.lines)
     }
 
-    /// Lines such as `main;load 8`, in a comparison with the base's value first: `main;load 5 8`.
+    /// Iterates over lines such as `main;load 8`, in a comparison with the base's value first: `main;load 5 8`.
     pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         starts
@@ -133,7 +133,12 @@ struct LineWriter {
 impl LineWriter {
     /// Appends a line with the names of `functions`, root first, and the value; in a comparison, the base's value is
     /// before it. With `is_cut`, an empty frame ends the stack. Fails if the lines exceed the memory budget.
-    fn push(&mut self, functions: &[StringId], is_cut: bool, values: Comparison) -> Result<()> {
+    fn push_line(
+        &mut self,
+        functions: &[StringId],
+        is_cut: bool,
+        values: Comparison,
+    ) -> Result<()> {
         let Lines { text, ends } = &mut self.lines;
         for (index, function) in functions.iter().enumerate() {
             if index > 0 {
@@ -156,14 +161,15 @@ impl LineWriter {
     }
 }
 
-/// Name of each function's boxes, by the function's id.
+/// Returns, by function id, the name of the function's boxes, in which a `;` is written as `:`.
 fn box_names(folded: &Folded<'_>) -> Vec<String> {
     let names = folded.functions.iter();
     names.map(|name| name.replace(';', ":")).collect()
 }
 
-/// Returns whether a name that has a `:` is there twice.
-fn has_equal_names(names: &[String]) -> bool {
+/// Returns whether two functions would get boxes of one name. Only names with a `:` can be equal, because [`box_names`]
+/// may have changed them; the others are the functions' own names, which differ.
+fn has_duplicate_box_names(names: &[String]) -> bool {
     let mut known = HashSet::new();
     let mut with_colon = names.iter().filter(|name| name.contains(':'));
     !with_colon.all(|name| known.insert(name.as_str()))
@@ -179,7 +185,7 @@ struct CutLine {
 }
 
 impl CutLine {
-    /// Line of one stack.
+    /// Starts a line with one cut stack.
     fn new(functions: &[StringId], values: Comparison) -> Self {
         Self {
             functions: functions.to_vec(),
@@ -208,16 +214,16 @@ struct Cuts {
 }
 
 impl Cuts {
-    /// Cuts no stack of `folded`.
-    fn none(folded: &Folded<'_>) -> Self {
+    /// Creates the cuts that leave all stacks of `folded` whole.
+    fn without_cuts(folded: &Folded<'_>) -> Self {
         Self {
             depths: vec![u32::MAX; folded.stacks.len()],
             min_width: 0.0,
         }
     }
 
-    /// Finds the boxes that are too narrow. The stacks are sorted by their functions, so those of one box are
-    /// neighbours.
+    /// Cuts each drawn stack at its first box that is too narrow. The stacks are sorted by their functions, so those of
+    /// one box are neighbours.
     fn new(folded: &Folded<'_>) -> Self {
         let drawn = folded.stacks.values().filter(|values| is_drawn(*values));
         let total = drawn.map(|values| values.new).fold(0, i64::saturating_add);
@@ -316,7 +322,7 @@ mod tests {
     fn boxes_are_the_same_without_what_is_too_narrow() {
         let check = |folded: Folded<'_>, is_comparison: bool, max_lines: usize| {
             let (names, left) = (box_names(&folded), MemoryLeft::default());
-            let all = Cuts::none(&folded);
+            let all = Cuts::without_cuts(&folded);
             let all = Lines::with_cuts(&folded, names, is_comparison, &all, left).unwrap();
             let few = Lines::new(&folded, is_comparison, left).unwrap();
             assert!(few.ends.len() <= max_lines, "{}", few.ends.len());
@@ -342,7 +348,11 @@ mod tests {
         let stacks = |other| [(vec!["main", "a;b"], 1, 0), (vec!["main", other], 9999, 0)];
         for (other, expected) in [("a:b", true), ("a::b", false), ("a", false)] {
             let folded = Folded::from_stacks(stacks(other).into_iter());
-            assert_eq!(has_equal_names(&box_names(&folded)), expected, "{other}");
+            assert_eq!(
+                has_duplicate_box_names(&box_names(&folded)),
+                expected,
+                "{other}"
+            );
         }
     }
 }

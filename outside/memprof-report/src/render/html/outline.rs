@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use serde::Serialize;
 
-use super::{join_modules, policy_for, write_page};
+use super::{content_security_policy, join_modules, write_page};
 use crate::error::{Error, Result};
 
 /// Modules of the page in the order of their imports, the one that starts it last.
@@ -85,10 +85,15 @@ impl OutlinePage {
     /// # Errors
     /// Writing to `out` fails.
     pub fn write(&self, out: &mut dyn Write) -> Result<()> {
-        write_page(&policy_for(&SCRIPT), &SCRIPT, out, &mut |out| {
-            serde_json::to_writer(out, self)
-                .map_err(|error| Error::io("write the page")(error.into()))
-        })
+        write_page(
+            &content_security_policy(&SCRIPT),
+            &SCRIPT,
+            out,
+            &mut |out| {
+                serde_json::to_writer(out, self)
+                    .map_err(|error| Error::failed_to("write the page")(error.into()))
+            },
+        )
     }
 }
 

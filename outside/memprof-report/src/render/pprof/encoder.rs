@@ -70,7 +70,7 @@ impl<W: Write> Encoder<W> {
         }
     }
 
-    /// Index of a string in the string table, to which it is added if it is new.
+    /// Returns the index of a string in the string table, adding the string if it is new.
     pub(super) fn intern_string(&mut self, string: &str) -> i64 {
         i64::from(self.strings.intern(string).0)
     }
@@ -115,6 +115,7 @@ impl<W: Write> Encoder<W> {
                 .value
                 .extend(columns.iter().map(|&column| profile.value(sample, column)));
             message.label = self.convert_labels(profile, sample, true);
+            // Field 2 of `Profile` in profile.proto: `sample`.
             self.write_field(2, &message)?;
         }
         Ok(())
@@ -160,6 +161,7 @@ impl<W: Write> Encoder<W> {
                     value,
                     label,
                 };
+                // Field 2 of `Profile` in profile.proto: `sample`.
                 self.write_field(2, &message)?;
             }
         }
@@ -210,7 +212,8 @@ impl<W: Write> Encoder<W> {
         Ok(location_ids)
     }
 
-    /// Labels of a sample: `age` in seconds if `with_age` and it is known, and those of its label set.
+    /// Converts the labels of a sample, those of its label set. With `with_age`, a label `age` in seconds comes before
+    /// them if the age is known.
     fn convert_labels(
         &mut self,
         profile: &Profile,
@@ -302,13 +305,15 @@ impl<W: Write> Encoder<W> {
                 has_line_numbers: detail.lines,
                 has_inline_frames: detail.inlines,
             };
+            // Field 3 of `Profile` in profile.proto: `mapping`.
             self.write_field(3, &message)?;
         }
         Ok(ids)
     }
 
-    /// Converts the frames of an address, innermost first, to lines, and collects functions that are new. A frame without
-    /// a symbol has none: its mapping and address tell more than a number for a name, and readers can still name it.
+    /// Converts the frames of an address, innermost first, to lines, and collects functions that are new. A frame
+    /// without a symbol gets no line: readers show its mapping and address, which say more than an offset as a name,
+    /// and they can still find a symbol for it.
     fn convert_frames(
         &mut self,
         symbolized: &SymbolizedProfile,
@@ -344,6 +349,7 @@ impl<W: Write> Encoder<W> {
 
     /// Writes the functions and strings that were collected and the fields in `tail`, and flushes the output.
     pub(super) fn finish(mut self, tail: &proto::Profile) -> Result<()> {
+        // Fields 5 and 6 of `Profile` in profile.proto: `function` and `string_table`.
         for function in std::mem::take(&mut self.functions) {
             self.write_field(5, &function)?;
         }
@@ -358,7 +364,7 @@ impl<W: Write> Encoder<W> {
     }
 }
 
-/// Positions of the values of these types in a profile that has them.
+/// Returns the positions of the values of these types, all of which the profile must have.
 fn find_columns(profile: &Profile, types: &[ValueType]) -> Vec<Column> {
     let known = profile.columns();
     let find = |wanted: &ValueType| {

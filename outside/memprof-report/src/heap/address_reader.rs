@@ -45,7 +45,7 @@ impl AddressReader {
     ///
     /// Most words are as wide as the one before. By guessing that, the processor need not wait for the end of a
     /// word to find the next; after a wrong guess no key matches.
-    pub(super) fn read<'t>(
+    pub(super) fn read_addresses<'t>(
         &mut self,
         mut text: &'t [u8],
         stacks: &mut Stacks,
@@ -182,7 +182,7 @@ impl Width {
     }
 }
 
-/// Parses `0x…`. `None` if anything else is in the word.
+/// Parses a word `0x…`. `None` if it has another form, or the number has more than 64 bits.
 fn parse_address(word: &[u8]) -> Option<Address> {
     match parse_hexadecimal(word.strip_prefix(b"0x")?)? {
         (address, []) => Some(Address(address)),
@@ -199,9 +199,12 @@ mod tests {
     fn check(line: &str, expected: Result<&[u64], &str>) {
         let (mut reader, mut stacks) = (AddressReader::default(), Stacks::default());
         let known = b"0x123456 0x1234567 0x7f9538aa2630 0x123456";
-        assert_eq!(reader.read(known, &mut stacks), Ok(StackMarks::default()));
+        assert_eq!(
+            reader.read_addresses(known, &mut stacks),
+            Ok(StackMarks::default())
+        );
         stacks.clear_pending();
-        let result = reader.read(line.as_bytes(), &mut stacks);
+        let result = reader.read_addresses(line.as_bytes(), &mut stacks);
         assert_eq!(
             result,
             expected

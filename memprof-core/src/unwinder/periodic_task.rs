@@ -15,24 +15,24 @@ const WALKER_PERIOD: Duration = Duration::from_secs(1);
 /// Period for memprof's sampler: the maximum time until allocations of newly loaded libraries are sampled.
 const SAMPLER_PERIOD: Duration = Duration::from_millis(100);
 
-/// Number of libraries loaded and unloaded when the rules were last cleared; `None` before.
+/// Numbers of libraries loaded and unloaded when the rules were last cleared; `None` before.
 #[derive(Debug, Default)]
 pub(super) struct LoadCounts(Option<(u64, u64)>);
 
 impl LoadCounts {
     /// Clears the unwind rules if a library was loaded or unloaded since the last call.
     pub(super) fn clear_rules_if_changed(&mut self) {
-        if self.0 != Some(loaded_objects::load_and_unload_count()) {
-            self.0 = Some(notice_code_changes());
+        if self.0 != Some(loaded_objects::load_and_unload_counts()) {
+            self.0 = Some(clear_rules_and_record_code());
         }
     }
 }
 
-/// Clears the unwind rules, because they may belong to unloaded code, and records the loaded code. Returns the numbers
-/// of libraries loaded and unloaded before.
-pub(crate) fn notice_code_changes() -> (u64, u64) {
-    let counts = loaded_objects::load_and_unload_count();
-    code_history::update(&ForkGuard::acquire());
+/// Records the loaded code, and clears the unwind rules, because they may belong to unloaded code. Returns the numbers
+/// of libraries ever loaded and unloaded, read first: a change meanwhile leads to another call.
+pub(crate) fn clear_rules_and_record_code() -> (u64, u64) {
+    let counts = loaded_objects::load_and_unload_counts();
+    code_history::update_code_history(&ForkGuard::acquire());
     installed_walker::clear_rules();
     counts
 }
@@ -67,7 +67,7 @@ impl PeriodicTask {
             }
         })
         .map_err(|error| {
-            Error::system(
+            Error::io_for_operation(
                 Operation::Thread,
                 "start the thread that tends the unwinder",
                 &error,

@@ -43,8 +43,9 @@ pub(super) enum HeaderWord {
 }
 
 impl HeaderWord {
-    /// Parses `heap_v2/524288`. `None` if the word is unknown, or if no number follows its `/`. An empty text is a
-    /// header without a word.
+    /// Parses what follows the `@` of a header, such as `heap_v2/524288`; nothing follows in some headers. Words before
+    /// `heap` are ignored, because each allocator has its own. `None` if the word is unknown, or if no number follows
+    /// the `/` of a sampled word.
     pub(super) fn parse(text: &[u8]) -> Option<Self> {
         let (word, number) = match memchr::memrchr(b'/', text) {
             None => (text, None),

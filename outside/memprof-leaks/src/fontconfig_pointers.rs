@@ -29,21 +29,23 @@ const MAX_ROUNDS: usize = 8;
 type ReadWord<'a> = dyn FnMut(u64) -> Option<u64> + 'a;
 
 /// Marks the objects that only patterns and character sets of libfontconfig hold, and all that these reach. Does nothing
-/// if the library is not mapped, or every object is reachable. Returns a note if it is mapped, but none of its objects
-/// was recognized.
+/// if the library is not mapped, or every object is reachable. Returns a note if the library is mapped, but none of its
+/// objects was recognized.
 ///
 /// # Errors
 /// Like [`mark_reachable`].
-pub(crate) fn mark_encoded(analyzed: &AnalyzedSnapshot<'_>) -> Result<Option<Unsearched>, Error> {
+pub(crate) fn mark_fontconfig_objects(
+    analyzed: &AnalyzedSnapshot<'_>,
+) -> Result<Option<Unsearched>, Error> {
     let objects = &analyzed.objects;
     let mut files = analyzed.view.regions.iter().map(|region| &region.name);
-    if objects.unreachable_count() == 0 || !files.any(|path| is_library(path)) {
+    if objects.unreachable_count() == 0 || !files.any(|path| is_fontconfig(path)) {
         return Ok(None);
     }
     let mut has_found = false;
     for _ in 0..MAX_ROUNDS {
         let mut memory = CachedReader::new(&analyzed.view);
-        let held = held_objects(objects, &mut |address| memory.word(address));
+        let held = held_objects(objects, &mut |address| memory.read_word(address));
         if held.is_empty() {
             break;
         }
@@ -71,16 +73,16 @@ pub(crate) fn mark_encoded(analyzed: &AnalyzedSnapshot<'_>) -> Result<Option<Uns
     }))
 }
 
-/// Whether a mapped file is libfontconfig.
-fn is_library(path: &str) -> bool {
+/// Whether a mapped file is libfontconfig, by the name of the file.
+fn is_fontconfig(path: &str) -> bool {
     let file = path.rsplit('/').next();
     file.is_some_and(|file| file.starts_with(LIBRARY))
 }
 
-/// Starts of the unreachable objects that reachable patterns and character sets hold. Reads each array of leaves once,
-/// so that a hostile heap, in which many sets share one, takes no more time and memory than its size.
+/// Returns the starts of the unreachable objects that reachable patterns and character sets hold. Reads each array of
+/// leaves once, so that a hostile heap, in which many sets share one, takes no more time and memory than its size.
 fn held_objects(objects: &Objects, word: &mut ReadWord<'_>) -> Vec<u64> {
-    let owners = objects.reached().map(|object| object.range);
+    let owners = objects.reachable().map(|object| object.range);
     let owners = owners.filter(|owner| OWNER_SIZES.contains(&(owner.end - owner.start)));
     let is_held = |start: &u64| objects.unmarked_start(*start) == Some(*start);
     let (mut held, mut read) = (Vec::new(), HashSet::new());
@@ -92,22 +94,22 @@ fn held_objects(objects: &Objects, word: &mut ReadWord<'_>) -> Vec<u64> {
         held.extend([set.leaves, set.numbers].into_iter().filter(is_held));
         if read.insert(set.leaves) {
             let places = (0..set.count).map(|leaf| set.leaves + 8 * leaf);
-            let leaves = places.filter_map(|place| word_offset(set.leaves, place, word));
+            let leaves = places.filter_map(|place| add_stored_offset(set.leaves, place, word));
             held.extend(leaves.filter(is_held));
         }
     }
     held
 }
 
-/// Start of the elements of a `FcPattern`: their number and their capacity in 32 bits each, and the offset of the
-/// elements. `None` if the object at `start` is none.
+/// Returns the address of the elements of the `FcPattern` at `start`. The pattern begins with the number and the
+/// capacity of its elements, 32 bits each, and their offset. `None` if no pattern is there.
 fn pattern_elements(objects: &Objects, start: u64, word: &mut ReadWord<'_>) -> Option<u64> {
     let counts = word(start)?;
     let (count, capacity) = (counts & 0xffff_ffff, counts >> 32);
-    let elements = word_offset(start, start + 8, word)?;
+    let elements = add_stored_offset(start, start + 8, word)?;
     let is_pattern = count <= capacity
         && (1..=MAX_ELEMENTS).contains(&capacity)
-        && has_size(objects, elements, capacity * ELEMENT_SIZE);
+        && is_object_with_size(objects, elements, capacity * ELEMENT_SIZE);
     is_pattern.then_some(elements)
 }
 
@@ -121,30 +123,30 @@ struct CharacterSet {
 }
 
 impl CharacterSet {
-    /// Reads a set: its references and `count` in 32 bits each, the offset of the leaves, and that of their numbers.
-    /// `None` if the object at `start` is none.
+    /// Reads the `FcCharSet` at `start`: the number of its references and `count`, 32 bits each, the offset of the
+    /// leaves, and that of their numbers. `None` if no set is there.
     fn read(objects: &Objects, start: u64, word: &mut ReadWord<'_>) -> Option<Self> {
         let set = Self {
             count: word(start)? >> 32,
-            leaves: word_offset(start, start + 8, word)?,
-            numbers: word_offset(start, start + 16, word)?,
+            leaves: add_stored_offset(start, start + 8, word)?,
+            numbers: add_stored_offset(start, start + 16, word)?,
         };
         let is_set = (1..=MAX_LEAVES).contains(&set.count)
-            && has_size(objects, set.leaves, 8 * set.count)
-            && has_size(objects, set.numbers, 2 * set.count);
+            && is_object_with_size(objects, set.leaves, 8 * set.count)
+            && is_object_with_size(objects, set.numbers, 2 * set.count);
         is_set.then_some(set)
     }
 }
 
-/// Address at the distance from `start` that a word has. `None` if the word is 0 or cannot be read.
-fn word_offset(start: u64, address: u64, word: &mut ReadWord<'_>) -> Option<u64> {
+/// Adds the offset that is stored at `address` to `start`. `None` if it is 0 or cannot be read.
+fn add_stored_offset(start: u64, address: u64, word: &mut ReadWord<'_>) -> Option<u64> {
     let offset = word(address).filter(|offset| *offset != 0)?;
     Some(start.wrapping_add(offset))
 }
 
-/// Whether an object starts at an address, and has at least `size` bytes.
-fn has_size(objects: &Objects, start: u64, size: u64) -> bool {
-    let object = objects.object(start);
+/// Whether an object of the heap starts at `start` and has at least `size` bytes.
+fn is_object_with_size(objects: &Objects, start: u64, size: u64) -> bool {
+    let object = objects.object_at(start);
     object.is_some_and(|object| object.range.start == start && object.size() >= size)
 }
 
@@ -169,7 +171,7 @@ mod tests {
             span.add_object(start, true);
         }
         let objects = Objects::new(vec![span]);
-        objects.mark(OWNER);
+        objects.mark_target(OWNER);
         objects.mark_scanned(OWNER);
         let words: HashMap<_, _> = words.iter().copied().collect();
         let held = held_objects(&objects, &mut |address| {
@@ -203,7 +205,7 @@ mod tests {
 
     #[test]
     fn only_the_library_is_recognized_by_its_file() {
-        assert!(is_library(
+        assert!(is_fontconfig(
             "/usr/lib/x86_64-linux-gnu/libfontconfig.so.1.12.0"
         ));
         for path in [
@@ -212,7 +214,7 @@ mod tests {
             "/usr/bin/fc-list",
             "/usr/share/libfontconfig1/x",
         ] {
-            assert!(!is_library(path), "{path}");
+            assert!(!is_fontconfig(path), "{path}");
         }
     }
 }

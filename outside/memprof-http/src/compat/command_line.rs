@@ -1,0 +1,44 @@
+//! The command line of a host's process, as brpc, Go and userver serve it: `cmdline`.
+
+use crate::gateway::{Gateway, run_blocking};
+use crate::problem::Result;
+use crate::request_host::RequestHost;
+
+/// Serves the program and its arguments.
+pub(super) async fn serve_command_line(RequestHost(host): RequestHost) -> Result<String> {
+    read_command_line(&host).await
+}
+
+/// Returns the program and its arguments, separated by NUL: from /proc or, if the process is not visible there, as the
+/// host reports its command.
+pub(super) async fn read_command_line(host: &Gateway) -> Result<String> {
+    if let Some(pid) = host.process_ids().await?.visible_pid {
+        let own = run_blocking(move || std::fs::read(format!("/proc/{pid}/cmdline"))).await?;
+        // Empty if the process has just ended.
+        if let Some(bytes) = own.ok().filter(|bytes| !bytes.is_empty()) {
+            return Ok(without_trailing_nul(&bytes));
+        }
+    }
+    Ok(host.host_info().await?.command.replace(' ', "\0"))
+}
+
+/// Converts arguments to text without trailing NULs. The kernel ends each argument with a NUL, Go's server only
+/// separates arguments with one. jeprof keeps a trailing NUL, in the name of a file that it creates.
+fn without_trailing_nul(arguments: &[u8]) -> String {
+    let arguments = String::from_utf8_lossy(arguments);
+    arguments.trim_end_matches('\0').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trailing_nul_is_removed() {
+        let check =
+            |arguments: &[u8], expected| assert_eq!(without_trailing_nul(arguments), expected);
+        check(b"server\0", "server");
+        check(b"server\0-p\x00", "server\0-p");
+        check(b"renamed by itself", "renamed by itself");
+    }
+}

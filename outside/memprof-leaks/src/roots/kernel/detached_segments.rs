@@ -1,0 +1,69 @@
+//! Shared memory of System V that a process has written and detached (shmdt(2)), and may attach again.
+
+use std::collections::HashSet;
+use std::fs;
+
+use super::super::Roots;
+use super::message_queues::{CLOCK_ROUNDING, start_time_in_seconds};
+use crate::snapshot_memory::SnapshotMemory;
+use crate::unsearched::Unsearched;
+
+/// Notes the size of the segments that the process has created, or was the last to attach or detach, and has not attached
+/// now. A segment counts only if the process has run since then; if its start is not known, each does.
+pub(super) fn note_detached_segments(pid: u32, view: &SnapshotMemory, roots: &mut Roots) {
+    let segments = fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
+    let started = start_time_in_seconds(pid).unwrap_or(0);
+    // The inode of such a mapping is the segment's id.
+    let regions = view.regions.iter();
+    let attached: HashSet<u64> = regions
+        .filter(|region| region.name.starts_with("/SYSV"))
+        .map(|region| region.inode)
+        .collect();
+    let bytes: u64 = segments
+        .lines()
+        .filter_map(|line| detached_bytes(line, pid, started, &attached))
+        .sum();
+    if bytes > 0 {
+        roots.unsearched.push(Unsearched::for_bytes(
+            bytes,
+            "System V memory that is not attached",
+            "to attach it would make memprof its last user",
+        ));
+    }
+}
+
+/// Bytes in memory and swap of a segment that is not `attached`, by its line in /proc/sysvipc/shm. `None` unless process
+/// `pid` created it, or was the last to attach or detach it, since second `started`. Also `None` for lines of another
+/// form. The columns are key, shmid, perms, size, cpid, lpid, nattch, uid, gid, cuid, cgid, atime, dtime, ctime, rss and
+/// swap.
+fn detached_bytes(line: &str, pid: u32, started: u64, attached: &HashSet<u64>) -> Option<u64> {
+    let columns: Vec<_> = line.split_whitespace().collect();
+    let number = |index: usize| columns.get(index)?.parse::<u64>().ok();
+    let is_user = [number(4)?, number(5)?].contains(&u64::from(pid));
+    let last_use = number(11)?.max(number(12)?).max(number(13)?);
+    let is_detached = !attached.contains(&number(1)?) && last_use + CLOCK_ROUNDING >= started;
+    (is_user && is_detached).then_some(number(14)? + number(15)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn detached_segment_counts_for_its_users() {
+        let line = "0 5 600 8192 4711 4712 0 0 0 0 0 900 1000 800 4096 8192";
+        let check = |pid, started, attached: &[u64], expected| {
+            let attached = attached.iter().copied().collect();
+            let found = detached_bytes(line, pid, started, &attached);
+            assert_eq!(found, expected, "{pid} {started}");
+        };
+        check(4711, 1000, &[], Some(12288));
+        check(4712, 1000, &[4], Some(12288));
+        check(4713, 1000, &[], None);
+        check(4711, 1000, &[5], None);
+        // Used by an earlier process of that pid.
+        check(4711, 1010, &[], None);
+        let header = "key shmid perms size cpid lpid nattch";
+        assert_eq!(detached_bytes(header, 1, 0, &HashSet::new()), None);
+    }
+}
