@@ -78,7 +78,7 @@ fn run_memprof(tools: &Tools, args: &[&str], may_fail: bool) -> Result<Outcome> 
         Some(FAILED) if may_fail && !reason.is_empty() => Ok(Outcome::Refused(reason)),
         // timeout(1) returns 124 after SIGTERM, and 137 after SIGKILL.
         Some(124 | 137) => bail!(
-            "HANGS: memprof {} takes {COMMAND_TIMEOUT} s",
+            "HANGS: memprof {} takes {COMMAND_TIMEOUT} s: {errors}",
             args.join(" ")
         ),
         _ => bail!(
