@@ -86,14 +86,18 @@ impl Profiler {
     }
 
     /// Selects the sampler, starts sampling, and installs everything that samples need: walker, labels, ages, periodic
-    /// task and lease. If this fails, sampling is as before.
+    /// task and lease. If this fails, sampling is as before, except that an allocator that was not sampled may keep the new
+    /// interval.
     ///
     /// # Errors
     /// As for [`activate`](Self::activate).
     fn activate_backends(self: &Arc<Self>, options: ActivateOptions) -> Result<ActivationOutcome> {
         self.refresh_interception();
         self.allocators.search_if_changed(&self.settings);
-        let times = self.switch.activation_times();
+        // The switch stays locked for the whole activation. Another thread could otherwise change its state before it is
+        // read back, and undoing this activation would undo that thread's work.
+        let mut switch = self.switch.lock();
+        let times = switch.activation_times();
         let earlier = self.read_backends();
         let backends = self.allocators.backends_for(options.allocator)?;
         // Setting an interval may drop samples, which must not happen during a dump.
@@ -104,17 +108,13 @@ impl Profiler {
             |backends: &BackendList| self.allocators.require_profile(backends, ProfileKind::Heap);
         let selected = self.select_sampler(&backends, sampler);
         let selected = selected.and_then(|backends| require_heap(&backends).map(|()| backends));
-        let backends =
-            selected.inspect_err(|_| self.undo_activation(&mut self.switch.lock(), &earlier))?;
+        let backends = selected.inspect_err(|_| self.undo_activation(&mut switch, &earlier))?;
         let is_fresh = times.since.is_none();
         let unseen_bytes = match (is_fresh, &running) {
             (false, _) => None,
             (true, Some(_)) => read_live_bytes(&backends),
             (true, None) => self.live_bytes_unless_busy(&backends),
         };
-        // The switch stays locked for the whole activation. Another thread could otherwise change its state before it
-        // is read back.
-        let mut switch = self.switch.lock();
         let started = self.start_backends(&mut switch, &backends, &options);
         let (lease, warnings) =
             started.inspect_err(|_| self.undo_activation(&mut switch, &earlier))?;
@@ -136,12 +136,16 @@ impl Profiler {
     /// Undoes an activation that failed: restores the state of `earlier`, and records that sampling is off unless some
     /// goes on. In that case, the labels and ages that the activation has set stay, and so do its walkers if a periodic
     /// task maintains them. An error is only logged, because the activation has its own.
-    fn undo_activation(&self, switch: &mut SwitchGuard<'_>, earlier: &[EarlierBackend]) {
+    fn undo_activation(self: &Arc<Self>, switch: &mut SwitchGuard<'_>, earlier: &[EarlierBackend]) {
         if let Err(error) = self.restore_backends(earlier) {
             log::error!("sampling is not as before the activation that failed: {error}");
         }
         if self.allocators.is_active() {
-            switch.uninstall_unmaintained_walkers();
+            // The earlier task ends by itself if it finds the sampler stopped.
+            match self.start_periodic_task() {
+                Ok(task) => switch.set_periodic_task(task),
+                Err(_) => switch.uninstall_unmaintained_walkers(),
+            }
         } else if let Err(error) = switch.mark_inactive() {
             log::error!("{error}");
         }
@@ -304,6 +308,7 @@ impl Profiler {
             return self.deactivate(None).map(|_| "profiling is inactive");
         };
         self.restore_backends(&earlier.backends)?;
+        self.restart_periodic_task(&mut switch);
         switch.set_ages(None);
         switch.set_labels(None)?;
         switch.set_lease(None);
@@ -317,8 +322,13 @@ impl Profiler {
         if !self.maintain_sampler() {
             return;
         }
+        self.restart_periodic_task(&mut self.switch.lock());
+    }
+
+    /// Starts the periodic task in place of an earlier one, or ends that if none is needed. A failure is only logged.
+    fn restart_periodic_task(self: &Arc<Self>, switch: &mut SwitchGuard<'_>) {
         match self.start_periodic_task() {
-            Ok(task) => self.switch.lock().set_periodic_task(task),
+            Ok(task) => switch.set_periodic_task(task),
             Err(error) => log::warn!("libraries that are loaded later are not sampled: {error}"),
         }
     }
@@ -353,7 +363,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use memprof_own::page_size;
-    use rustix::process::{Resource, Rlimit, setrlimit};
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
     use super::*;
     use crate::allocators::fake::{Behaviour, fake_mallctl};
@@ -396,12 +406,21 @@ mod tests {
             let (profiler, _directory) = new_profiler(Some(fake_mallctl::<SwitchableFake>()));
             let before = profiler.switch.activation_times();
             assert_eq!(before.since.is_some(), was_active);
-            let sizes = fs::read_to_string("/proc/thread-self/statm").unwrap();
-            let pages: usize = sizes.split(' ').next().unwrap().parse().unwrap();
+            let read_pages = || -> usize {
+                let sizes = fs::read_to_string("/proc/thread-self/statm").unwrap();
+                sizes.split(' ').next().unwrap().parse().unwrap()
+            };
+            // The dumper's thread is starting: glibc maps 64 MiB too much for a moment, to align its heap.
+            let mut pages = 0;
+            while pages != read_pages() {
+                pages = read_pages();
+                std::thread::sleep(Duration::from_millis(20));
+            }
             // A thread needs 8 MiB.
             let bytes = pages * page_size() + (4 << 20);
+            let before_limit = getrlimit(Resource::As);
             let set_limit = |current| {
-                let maximum = None;
+                let maximum = before_limit.maximum;
                 setrlimit(Resource::As, Rlimit { current, maximum }).unwrap();
             };
             set_limit(Some(bytes as u64));
@@ -410,7 +429,7 @@ mod tests {
                 duration: Some(DEFAULT_LEASE),
                 ..ActivateOptions::default()
             });
-            set_limit(None);
+            set_limit(before_limit.current);
             let refused = refused.unwrap_err();
             assert_eq!(refused.kind, ErrorKind::Io, "{refused}");
             assert_eq!(PROF_ACTIVE.load(Ordering::Relaxed), was_active);

@@ -85,11 +85,7 @@ impl SamplingSwitch {
     /// Start and deadline of the current activation. The start is `None` while sampling is off, and the deadline
     /// without a time limit.
     pub(super) fn activation_times(&self) -> ActivationTimes {
-        let active = lock(&self.active);
-        ActivationTimes {
-            since: active.since,
-            deadline: active.lease.as_ref().map(|lease| lease.deadline),
-        }
+        self.lock().activation_times()
     }
 
     /// Live bytes when sampling began. `None` while it is off, or if unknown.
@@ -143,6 +139,14 @@ impl SamplingSwitch {
 }
 
 impl SwitchGuard<'_> {
+    /// Returns the start and the deadline of the activation; see [`SamplingSwitch::activation_times`].
+    pub(super) fn activation_times(&self) -> ActivationTimes {
+        ActivationTimes {
+            since: self.active.since,
+            deadline: self.active.lease.as_ref().map(|lease| lease.deadline),
+        }
+    }
+
     /// Installs walkers and returns warnings; see [`Unwinder::install_walkers`]. `choice` is `None` for the configured
     /// walker.
     pub(super) fn install_walkers(

@@ -95,11 +95,14 @@ struct LeakedGroup<'a> {
 
 /// Runs `memprof leaks --prove`: on a process, which is sampled first with `--for`, or on the command of `--at-exit`.
 pub(crate) fn run(args: &ProveArgs, top: usize, output: ResultOutput<'_>) -> Outcome {
-    let outcome = run_search(args, top, output);
-    outcome.map_err(|error| match args.fail {
-        true => without_leak_code(error),
-        false => error,
-    })
+    match run_search(args, top, output) {
+        Err(error) if args.fail => Err(without_leak_code(error)),
+        // Lost output becomes FAILED otherwise, which says that objects are leaked.
+        Ok(ExitCode::SUCCESS) if args.fail && !memprof_output::is_complete() => {
+            Ok(UNAVAILABLE.into())
+        }
+        outcome => outcome,
+    }
 }
 
 /// Gives an error another exit code than [`FAILED`], by which `--fail` says that objects are leaked: [`UNAVAILABLE`].

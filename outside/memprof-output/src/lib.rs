@@ -21,7 +21,7 @@ pub use exit::{
 };
 pub use file::{publish_file, without_temporary_path};
 pub use printable::{one_line, printable};
-pub use stdout::{print, write_to_stdout};
+pub use stdout::{is_complete, print, write_to_stdout};
 pub use table::{format_table, format_table_within};
 use unicode_width::UnicodeWidthChar;
 

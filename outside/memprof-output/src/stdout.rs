@@ -44,7 +44,7 @@ pub fn print(text: &str) {
 
 /// Returns whether [`print()`] wrote all text, or only its reader went away. If not, the command must not succeed: a
 /// script would take an empty file for the result.
-pub(crate) fn is_complete() -> bool {
+pub fn is_complete() -> bool {
     !IS_INCOMPLETE.load(Ordering::Relaxed)
 }
 

@@ -187,8 +187,9 @@ fn read_socket(socket: &File, inode: u64) -> io::Result<Option<QueueContent>> {
         is_unix_socket,
         has_unread_output: is_unix_socket && has_unread_output(socket),
         peer_pid: peer_pid(socket).filter(|_| is_unix_socket),
-        // Both FIONREAD and recv(2) end in front of urgent data.
-        has_more_data: events & libc::POLLPRI != 0,
+        // Both FIONREAD and recv(2) end in front of urgent data. Datagram sockets report their error queue so, too.
+        has_more_data: events & libc::POLLPRI != 0
+            && socket_option(socket, libc::SO_TYPE, 0) == Some(libc::SOCK_STREAM),
         ..QueueContent::default()
     };
     if queued == 0 {

@@ -141,10 +141,16 @@ fn is_allocator_address(names: &Names, address: AddressId) -> bool {
 /// Returns whether a frame is the allocator's, by its function's name and its source file: one of an interpreted or
 /// managed language, which pprof profiles of other tools have, is none.
 pub(crate) fn is_allocator_frame(frame: &Frame, names: &Names) -> bool {
-    let file = frame.file.map_or("", |file| names.strings.get(file));
-    let extension = file.rsplit('.').next().unwrap_or_default();
-    !SCRIPT_EXTENSIONS.contains(&extension)
-        && is_allocator_function(names.strings.get(frame.function))
+    // Most functions are none, whatever their file is. The whole of a long path is not searched for a dot.
+    let is_script = || {
+        let file = frame.file.map_or("", |file| names.strings.get(file));
+        let extends = |extension: &&str| {
+            let stem = file.strip_suffix(*extension);
+            stem.is_some_and(|stem| stem.ends_with('.'))
+        };
+        SCRIPT_EXTENSIONS.iter().any(extends)
+    };
+    is_allocator_function(names.strings.get(frame.function)) && !is_script()
 }
 
 /// Returns whether a file name is that of an allocator's shared library, such as `libjemalloc.so.2`.

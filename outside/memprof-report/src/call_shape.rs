@@ -129,7 +129,9 @@ fn argument_origins(code: &[u8], start: u64, return_address: u64) -> Option<[Arg
                 Register::RSI => 1,
                 _ => continue,
             };
-            arguments[index] = match is_constant {
+            // No size is 0: a first argument that is 0 is a null pointer, as of `realloc(NULL, size)`.
+            let is_null = index == 0 && instruction.mnemonic() == Mnemonic::Xor;
+            arguments[index] = match is_constant && !is_null {
                 true => Argument::Constant,
                 false => Argument::Computed,
             };
@@ -231,8 +233,8 @@ mod tests {
         use Argument::{Computed, Constant, Unwritten};
         // mov edi, 1024
         check(&[0xbf, 0, 4, 0, 0], [Constant, Unwritten]);
-        // xor edi, edi
-        check(&[0x31, 0xff], [Constant, Unwritten]);
+        // xor edi, edi; xor esi, esi
+        check(&[0x31, 0xff, 0x31, 0xf6], [Computed, Constant]);
         // xor edi, esi
         check(&[0x31, 0xf7], [Computed, Unwritten]);
         // mov esi, edi; mov edi, 1

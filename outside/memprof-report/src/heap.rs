@@ -331,6 +331,9 @@ impl<'a> DumpReader<'a> {
         if let Some(legacy) = self.legacy.take() {
             self.finish_legacy(&legacy, has_maps)?;
         }
+        if missing.is_none() {
+            self.record_thread_contradiction(self.line + 1);
+        }
         if let Some(problem) = missing {
             if !force {
                 return Err(Error::Truncated { problem });
@@ -343,7 +346,6 @@ impl<'a> DumpReader<'a> {
                 .warnings
                 .push("the dump is damaged: its checksum differs".into());
         }
-        self.record_thread_contradiction(self.line + 1);
         if let Some(line) = self.contradictory_line {
             self.profile.warnings.push(format!(
                 "the values before line {line} are not those of their only thread: the dump is damaged"

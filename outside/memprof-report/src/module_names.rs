@@ -152,7 +152,9 @@ impl Mapping {
     /// false for a file and for the kernel's code, `[vdso]`.
     fn may_share_name(&self) -> bool {
         let is_kernel_code = matches!(self.path.as_str(), "[vdso]" | "[vsyscall]");
-        !is_kernel_code && (!self.is_file() || self.is_memory_by_name())
+        let may_be_other = !self.is_file() || self.is_memory_by_name();
+        // A build id is that of one program or library, as of one that was executed from a memfd.
+        !is_kernel_code && self.build_id.is_none() && may_be_other
     }
 }
 

@@ -112,9 +112,15 @@ impl Program {
         let failed = || format!("failed to read {}", self.binary.display());
         let cache = ReadCache::new(File::open(&self.binary).with_context(failed)?);
         let elf = ElfFile64::<Endianness, _>::parse(&cache).with_context(failed)?;
-        let mut exported = elf.dynamic_symbols().filter(ObjectSymbol::is_definition);
-        Ok(exported.any(|symbol| symbol.name_bytes() == Ok(b"malloc"))
-            || program_kind::defines_allocator(&elf))
+        let exports = |name: &[u8]| {
+            let mut exported = elf.dynamic_symbols().filter(ObjectSymbol::is_definition);
+            exported.any(|symbol| symbol.name_bytes() == Ok(name))
+        };
+        // CPython contains a mimalloc since 3.13, which it uses only without the GIL, or if PYTHONMALLOC says so.
+        Ok(
+            exports(b"malloc")
+                || !exports(b"Py_BytesMain") && program_kind::defines_allocator(&elf),
+        )
     }
 
     /// Returns the variable that enables profiling in the program's own jemalloc; `None` if there is no such jemalloc.

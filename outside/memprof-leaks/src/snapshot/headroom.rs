@@ -37,6 +37,16 @@ impl MemoryLimit {
             }
         }
     }
+
+    /// Reads how many bytes are left, without those that the kernel can reclaim. `None` if they cannot be read.
+    pub(super) fn read_available(&self) -> Option<u64> {
+        let used = self.read_usage()?;
+        let directory = self.usage.as_ref().and_then(|usage| usage.rsplit_once('/'));
+        let reclaimable = directory.map_or(0, |(directory, _)| {
+            reclaimable_bytes(&format!("{directory}/memory.stat"))
+        });
+        Some(self.total.saturating_sub(used.saturating_sub(reclaimable)))
+    }
 }
 
 /// Fails if a copy of the process would exceed a limit. `pinned` are the bytes of its private memory that is pinned.
@@ -62,7 +72,8 @@ pub(crate) fn require_headroom(
     }
     require_huge_pages(mappings)?;
     let resident: u64 = mappings.iter().map(|each| each.resident).sum();
-    let victim = OomVictim::for_pid(pid, resident.saturating_sub(private));
+    let anonymous: u64 = mappings.iter().map(|each| each.anonymous).sum();
+    let victim = OomVictim::for_pid(pid, resident.saturating_sub(anonymous));
     require_memory(pid, |limit| {
         // The copy needs page tables, and pages of its own for what is pinned. Of the rest, about a tenth: a process
         // writes to few of its pages in some seconds. Of one that writes to more, the kernel ends the copy, unless it

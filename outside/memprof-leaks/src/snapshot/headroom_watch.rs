@@ -85,7 +85,16 @@ impl WatchedLimit {
         };
         let grown = used.saturating_sub(before);
         self.limit.available = (self.limit.available + before).saturating_sub(used);
-        is_exhausted_within(RELEASE_TIME, self.limit.available, grown, elapsed)
+        let is_exhausted_soon =
+            |available| is_exhausted_within(RELEASE_TIME, available, grown, elapsed);
+        if !is_exhausted_soon(self.limit.available) {
+            return false;
+        }
+        // What has grown may be page cache, which the kernel drops.
+        if let Some(available) = self.limit.read_available() {
+            self.limit.available = available;
+        }
+        is_exhausted_soon(self.limit.available)
     }
 }
 

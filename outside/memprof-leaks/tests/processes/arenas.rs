@@ -63,22 +63,36 @@ fn blocks_whose_mapping_is_split_are_found() {
     check(&mut mode("split_blocks"), &[(5000, 7), (1_052_656, 1)]);
 }
 
-#[test]
-fn tunables_hide_no_part_of_heap() {
-    for (variable, value) in [
-        ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
-        ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=2"),
-        ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0"),
-        ("GLIBC_TUNABLES", "glibc.malloc.tcache_max=64"),
-        ("GLIBC_TUNABLES", "glibc.malloc.mxfast=0"),
-        ("MALLOC_TOP_PAD_", "100000000"),
-        ("MALLOC_ARENA_MAX", "1"),
-        ("MALLOC_PERTURB_", "85"),
-    ] {
+/// Checks that all leaks are found with each of the values of an environment variable.
+fn check_with(variable: &str, values: &[&str]) {
+    for value in values {
         for name in ["many_heaps", "foreign_break"] {
             check(mode(name).env(variable, value), &[(5000, 7)]);
         }
         let large = &[(5000, 7), (3_149_824, 1)];
         check(mode("aligned").env(variable, value), large);
     }
+}
+
+#[test]
+fn huge_pages_hide_no_part_of_heap() {
+    let values = ["glibc.malloc.hugetlb=1", "glibc.malloc.hugetlb=2"];
+    check_with("GLIBC_TUNABLES", &values);
+}
+
+#[test]
+fn limits_of_caches_hide_no_part_of_heap() {
+    let values = [
+        "glibc.malloc.tcache_count=0",
+        "glibc.malloc.tcache_max=64",
+        "glibc.malloc.mxfast=0",
+    ];
+    check_with("GLIBC_TUNABLES", &values);
+}
+
+#[test]
+fn other_settings_of_malloc_hide_no_part_of_heap() {
+    check_with("MALLOC_TOP_PAD_", &["100000000"]);
+    check_with("MALLOC_ARENA_MAX", &["1"]);
+    check_with("MALLOC_PERTURB_", &["85"]);
 }

@@ -300,12 +300,15 @@ fn process_that_writes_more_than_its_cgroup_has_left_is_unharmed() {
         return;
     };
     group.set(limit, &(64 << 20).to_string());
-    let error = refusal_of(&mut target, LONG_PAUSE);
-    assert!(
-        matches!(error, Error::CopyEnded | Error::Headroom { .. }),
-        "{error}"
-    );
-    assert_eq!(error.exit_code(), 4);
+    // On a busy machine, it may write too little meanwhile to be refused.
+    if let Err(error) = prove_leaks(target.pid, LONG_PAUSE, &|_| {}) {
+        assert!(
+            matches!(error, Error::CopyEnded | Error::Headroom { .. }),
+            "{error}"
+        );
+        assert_eq!(error.exit_code(), 4);
+    }
+    target.assert_unharmed();
 }
 
 /// Its fork would wait for a thread of its own, which is stopped.

@@ -63,16 +63,18 @@ mod tests {
         let (ready, done) = (Barrier::new(3), Barrier::new(3));
         let tids = std::sync::Mutex::new(Vec::new());
         let run = |is_unshared: bool| {
-            if is_unshared {
+            let unshare = || {
                 // SAFETY: it copies the descriptor table of this thread, which borrows no descriptor of another.
-                let result = unsafe { libc::unshare(libc::CLONE_FILES) };
-                Errno::result(result).unwrap();
-            }
+                Errno::result(unsafe { libc::unshare(libc::CLONE_FILES) })
+            };
+            let unshared = is_unshared.then(unshare).transpose();
             tids.lock()
                 .unwrap()
                 .push((is_unshared, nix::unistd::gettid()));
             ready.wait();
             done.wait();
+            // Only now: the others wait for this thread.
+            unshared.unwrap();
         };
         thread::scope(|scope| {
             scope.spawn(|| run(true));

@@ -1,6 +1,8 @@
 //! Frames that a pprof profile asks to leave out: those of the functions that its `drop_frames` matches and its
 //! `keep_frames` does not, with all functions that they call. Source: `RemoveUninteresting` of pprof's `prune.go`.
 
+use std::collections::HashMap;
+
 use regex::{Regex, RegexBuilder};
 
 use crate::profile::Profile;
@@ -9,6 +11,9 @@ use crate::stacks::AddressId;
 /// Largest size of a compiled pattern in bytes.
 const MAX_PATTERN_BYTES: usize = 1 << 20;
 
+/// Longest pattern in bytes: to parse it takes some hundred times as much memory. Those of pprof have some 2 KiB.
+const MAX_PATTERN_LEN: usize = 16 << 10;
+
 /// Patterns of functions.
 struct DropPatterns {
     drop: Regex,
@@ -16,14 +21,19 @@ struct DropPatterns {
 }
 
 impl DropPatterns {
-    /// Compiles the patterns, which match whole names. An empty `keep` matches none. Fails if one is malformed.
-    fn compile(drop: &str, keep: &str) -> Result<Self, regex::Error> {
+    /// Compiles the patterns, which match whole names. An empty `keep` matches none. `None` if one is malformed or
+    /// too long.
+    fn compile(drop: &str, keep: &str) -> Option<Self> {
         let compile = |pattern: &str| {
+            if pattern.len() > MAX_PATTERN_LEN {
+                return None;
+            }
             RegexBuilder::new(&format!("^(?:{pattern})$"))
                 .size_limit(MAX_PATTERN_BYTES)
                 .build()
+                .ok()
         };
-        Ok(Self {
+        Some(Self {
             drop: compile(drop)?,
             keep: match keep {
                 "" => None,
@@ -60,21 +70,22 @@ impl Profile {
         let Some(names) = &mut self.names else {
             return;
         };
-        let patterns = match DropPatterns::compile(drop, keep) {
-            Ok(patterns) => patterns,
-            Err(_) => {
-                let warning =
-                    "its drop_frames or keep_frames is no valid pattern: all frames are shown";
-                self.warnings.push(warning.to_owned());
-                return;
-            }
+        let Some(patterns) = DropPatterns::compile(drop, keep) else {
+            let warning =
+                "its drop_frames or keep_frames is no valid pattern: all frames are shown";
+            self.warnings.push(warning.to_owned());
+            return;
         };
+        // Many locations may have one long name.
+        let mut known = HashMap::new();
         let addresses = (0..self.stacks.addresses().len() as u32).map(AddressId);
         // By address: whether it is left out itself, if those towards the leaf are.
         let cuts = addresses.map(|address| {
             let frames = names.frames(address);
-            let mut functions = frames.iter().map(|frame| names.strings.get(frame.function));
-            let last = functions.rposition(|function| patterns.match_function(function))?;
+            let last = frames.iter().rposition(|frame| {
+                let matches = || patterns.match_function(names.strings.get(frame.function));
+                *known.entry(frame.function).or_insert_with(matches)
+            })?;
             let callers = frames[last + 1..].to_vec();
             if callers.is_empty() {
                 return Some(true);

@@ -29,7 +29,10 @@ impl GlibcCopy {
         let mut copies: Vec<_> = libraries
             .filter_map(|region| Self::new(view, find_arenas_in(view, region)?))
             .collect();
-        if !copies.iter().any(|copy| copy.may_use_brk(view)) {
+        // Without memory of brk(2), no copy that uses it is missing (`glibc.malloc.hugetlb=2`).
+        let may_lack_own =
+            brk_range(view).is_some() && !copies.iter().any(|copy| copy.may_use_brk(view));
+        if copies.is_empty() || may_lack_own {
             let mut others = data().filter(|region| !is_in_c_library(region));
             let linked = others.find_map(|region| find_arenas_in(view, region));
             copies.extend(linked.and_then(|arenas| Self::new(view, arenas)));

@@ -39,10 +39,13 @@ pub(super) fn note_detached_segments(pid: u32, view: &SnapshotMemory, roots: &mu
 fn detached_bytes(line: &str, pid: u32, started: u64, attached: &HashSet<u64>) -> Option<u64> {
     let columns: Vec<_> = line.split_whitespace().collect();
     let number = |index: usize| columns.get(index)?.parse::<u64>().ok();
-    let is_user = [number(4)?, number(5)?].contains(&u64::from(pid));
-    let last_use = number(11)?.max(number(12)?).max(number(13)?);
-    let is_detached = !attached.contains(&number(1)?) && last_use + CLOCK_ROUNDING >= started;
-    (is_user && is_detached).then_some(number(14)? + number(15)?)
+    // An earlier process may have had the pid.
+    let is_since_start = |time: u64| time + CLOCK_ROUNDING >= started;
+    let is_creator = number(4)? == u64::from(pid) && is_since_start(number(13)?);
+    let last_use = number(11)?.max(number(12)?);
+    let is_last_user = number(5)? == u64::from(pid) && is_since_start(last_use);
+    let is_attached = attached.contains(&number(1)?);
+    ((is_creator || is_last_user) && !is_attached).then_some(number(14)? + number(15)?)
 }
 
 #[cfg(test)]
@@ -51,7 +54,7 @@ mod tests {
 
     #[test]
     fn detached_segment_counts_for_its_users() {
-        let line = "0 5 600 8192 4711 4712 0 0 0 0 0 900 1000 800 4096 8192";
+        let line = "0 5 600 8192 4711 4712 0 0 0 0 0 900 1000 1000 4096 8192";
         let check = |pid, started, attached: &[u64], expected| {
             let attached = attached.iter().copied().collect();
             let found = detached_bytes(line, pid, started, &attached);
