@@ -331,20 +331,20 @@ impl<'a> DumpReader<'a> {
         if let Some(legacy) = self.legacy.take() {
             self.finish_legacy(&legacy, has_maps)?;
         }
-        if missing.is_none() {
-            self.record_thread_contradiction(self.line + 1);
-        }
-        if let Some(problem) = missing {
-            if !force {
-                return Err(Error::Truncated { problem });
+        match missing {
+            Some(problem) if !force => return Err(Error::Truncated { problem }),
+            Some(problem) => {
+                let warning = format!("the heap dump is truncated: {problem}");
+                self.profile.warnings.push(warning);
             }
-            self.profile
-                .warnings
-                .push(format!("the heap dump is truncated: {problem}"));
-        } else if self.checksum.is_mismatch() {
-            self.profile
-                .warnings
-                .push("the dump is damaged: its checksum differs".into());
+            // Only now: a truncated dump may lack the other threads of the last stack.
+            None => {
+                self.record_thread_contradiction(self.line + 1);
+                if self.checksum.is_mismatch() {
+                    let warning = "the dump is damaged: its checksum differs";
+                    self.profile.warnings.push(warning.to_owned());
+                }
+            }
         }
         if let Some(line) = self.contradictory_line {
             self.profile.warnings.push(format!(
@@ -352,10 +352,8 @@ impl<'a> DumpReader<'a> {
             ));
         }
         if !self.writer_warnings.is_empty() {
-            let text = self.writer_warnings.join(" ");
-            self.profile
-                .warnings
-                .push(format!("its writer warns: {text}"));
+            let warning = format!("its writer warns: {}", self.writer_warnings.join(" "));
+            self.profile.warnings.push(warning);
         }
         self.convert_if_pinned();
         self.profile.has_file_offsets = self.map.has_offsets();
