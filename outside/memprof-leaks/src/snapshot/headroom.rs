@@ -15,7 +15,7 @@ const RESERVE_BYTES: u64 = 16 << 20;
 /// Memory of a cgroup or of the machine.
 #[derive(Debug)]
 pub(super) struct MemoryLimit {
-    /// Which of them it is, in messages.
+    /// Name in messages: the cgroup with its path, or the machine.
     limiter: String,
     /// Bytes in all.
     total: u64,
