@@ -182,7 +182,7 @@ fn run_clippy() -> Result<()> {
 /// Builds the documentation, also of private items, and fails at a warning, such as a dead link.
 fn build_docs() -> Result<()> {
     let mut docs = cargo_command(&["doc", "--workspace", "--all-features", "--no-deps"]);
-    docs.args(["--document-private-items", "--quiet"]);
+    docs.args(["--document-private-items", "--keep-going", "--quiet"]);
     run(docs.env("RUSTDOCFLAGS", "-D warnings"))
 }
 

@@ -176,7 +176,7 @@ impl GotSlots {
     }
 
     /// Returns whether code can run under the loader's lock. Waits for the lock. False if another thread is patching
-    /// for longer than [`PatchingGuard::acquire`] waits, or if two copies of this library are loaded, for example.
+    /// for longer than `PatchingGuard::acquire` waits, or if two copies of this library are loaded, for example.
     pub fn can_lock_loader(&self) -> bool {
         let guard = PatchingGuard::acquire();
         guard.is_some() && with_loader_locked(&mut || {})

@@ -625,6 +625,7 @@ fn msg_without_a_message_says_so() {
     let missing = run(&[&pid, "memory_profile"]);
     let expected = format!("`memprof msg {pid} memory_profile help` lists its messages");
     assert!(missing.contains(&expected), "{missing}");
-    let unknown = run(&["nope", "memory_profile"]);
+    // Without a target, the hosts of other tests make "several hosts" of it.
+    let unknown = run(&["--target", &pid, "nope", "memory_profile"]);
     assert!(unknown.contains("no such plugin: \"nope\""), "{unknown}");
 }

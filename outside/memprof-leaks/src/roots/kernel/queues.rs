@@ -31,7 +31,7 @@ pub(super) struct Queues {
 }
 
 /// Adds the words of a queue at all offsets that may be addresses: the messages before a word may have any length.
-/// Counts in `queues` what was not read. `content` is the result of [`QueueReader::read_queue`], `None` if the process
+/// Counts in `queues` what was not read. `content` is the result of [`memprof_ptrace::kernel_queue::QueueReader::read_queue`], `None` if the process
 /// could not be opened.
 pub(super) fn add_queued_words(
     pid: u32,
