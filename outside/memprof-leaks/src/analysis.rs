@@ -133,11 +133,11 @@ impl AnalysisReport {
         self.budget.limit()
     }
 
-    /// Takes a snapshot, analyzes it, calls `work` with the analysis, and releases the snapshot. Returns the result of
-    /// `work`. If the heap is inconsistent, takes a new snapshot instead; the last of [`MAX_ATTEMPTS`] is given to
-    /// `work` in any case, and the report then lists the inconsistent parts. Warns of a copy that stays as a zombie.
-    /// Fails with `SilentMemory` if a page of the memory does not arrive in time, with `CopyEnded` if the copy was killed,
-    /// and with the error of a step that fails.
+    /// Takes a snapshot of the process (a copy that never runs), analyzes it, calls `work` with the analysis, and
+    /// releases the snapshot. Returns the result of `work`. If the heap is inconsistent, takes a new snapshot instead;
+    /// the last of [`MAX_ATTEMPTS`] is given to `work` in any case, and the report then lists the inconsistent parts.
+    /// Warns of a copy that stays as a zombie. Fails with `SilentMemory` if a page of the memory does not arrive in
+    /// time, with `CopyEnded` if the copy was killed, and with the error of a step that fails.
     pub(crate) fn with_snapshot<T>(
         &mut self,
         target: &CopyTarget,
@@ -156,10 +156,10 @@ impl AnalysisReport {
             let mut memories = Vec::new();
             let done = self.analyze_snapshot(&snapshot).and_then(|analyzed| {
                 memories.extend(analyzed.view.memories());
-                // The heap was inconsistent; retry with a new snapshot.
+                // An inconsistent heap needs a new snapshot, except in the last attempt.
                 match analyzed.unproven.is_empty() || attempt == MAX_ATTEMPTS {
                     true => {
-                        self.note_unproven(&analyzed);
+                        self.note_unproven_parts(&analyzed);
                         work(self, analyzed).map(Some)
                     }
                     false => Ok(None),
@@ -191,16 +191,17 @@ impl AnalysisReport {
         push_warning(&mut self.warnings, message);
     }
 
-    /// Lists each inconsistent part of the heap as memory in which no leak is reported.
-    pub(crate) fn note_unproven(&mut self, analyzed: &AnalyzedSnapshot<'_>) {
+    /// Adds each inconsistent part of the heap to the unsearched parts of the report, as memory in which no leak is
+    /// reported.
+    pub(crate) fn note_unproven_parts(&mut self, analyzed: &AnalyzedSnapshot<'_>) {
         for part in &analyzed.unproven {
             let why = "memory of unknown form, in which no leak is reported";
             self.note_unsearched(Unsearched::for_objects(None, part.clone(), why));
         }
     }
 
-    /// Records a part that was not searched. Each part is listed once: a later snapshot replaces the amount of an
-    /// earlier one.
+    /// Records a part that was not searched. Each part is listed once: a later record of the same part, which has the
+    /// amount in a later snapshot, replaces the earlier one.
     pub(crate) fn note_unsearched(&mut self, part: Unsearched) {
         let mut known = self.unsearched.iter_mut();
         match known.find(|known| known.is_same_part(&part)) {
@@ -225,10 +226,10 @@ impl AnalysisReport {
         })
     }
 
-    /// Walks the heap of a snapshot, which was just taken, and finds its roots. Records the time, the allocators, the
-    /// number of objects, warnings and what is not searched in this report. Fails with `NoHeap` if the process has no
-    /// heap that memprof can read, with `Memory` if the search needs more than `--max-memory`, and if the snapshot
-    /// cannot be read.
+    /// Walks the heap of a snapshot, which was just taken, and finds the roots: the memory and words from which the
+    /// search for reachable objects starts. Records the time, the allocators, the number of objects, warnings and parts
+    /// that are not searched in this report. Fails with `NoHeap` if the process has no heap that memprof can read, with
+    /// `Memory` if the search needs more than `--max-memory`, and if the snapshot cannot be read.
     pub(crate) fn analyze_snapshot<'a>(
         &mut self,
         snapshot: &'a Snapshot,
@@ -253,7 +254,7 @@ impl AnalysisReport {
                 .collect(),
         );
         let mut objects = Objects::new(heap.spans);
-        objects.exclude_cached(&heap.cached);
+        objects.exclude_cached_objects(&heap.cached);
         objects.mark_without_scan(&heap.opaque);
         let types = python.as_ref().map(|python| python.new_type_reader(&view));
         if let Some(mut types) = types.or_else(|| PythonTypes::without_layout(&view)) {

@@ -18,8 +18,9 @@ pub(crate) struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// Returns the budget for the analysis of a process. Both numbers are bytes. If `limit` is `None`, the limit is a
-    /// share of the process's `resident` memory, but at least [`MIN_DEFAULT_BYTES`].
+    /// Returns the budget for the analysis of a process, of which [`BASE_BYTES`] are reserved already. Both numbers are
+    /// bytes. If `limit` is `None`, the limit is [`RSS_PERCENT`] percent of the process's `resident` memory, but at
+    /// least [`MIN_DEFAULT_BYTES`].
     pub(crate) fn new(resident: u64, limit: Option<u64>) -> Self {
         Self {
             limit: limit.unwrap_or((resident / 100 * RSS_PERCENT).max(MIN_DEFAULT_BYTES)),
@@ -27,7 +28,7 @@ impl MemoryBudget {
         }
     }
 
-    /// Most memory that the analysis may use, in bytes: what is reserved and what remains.
+    /// Most memory that the analysis may use, in bytes, reserved or not.
     pub(crate) fn limit(&self) -> u64 {
         self.limit
     }

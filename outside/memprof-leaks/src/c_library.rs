@@ -2,13 +2,13 @@
 
 /// Whether a path is that of glibc's main library: `libc.so.6`, or before 2.34 also `libc-2.31.so`.
 pub(crate) fn is_c_library(path: &[u8]) -> bool {
-    has_name_start(path, &[b"libc.so.6", b"libc-2."])
+    has_file_name_prefix(path, &[b"libc.so.6", b"libc-2."])
 }
 
-/// Whether the file of a path has a name with one of these starts.
-pub(crate) fn has_name_start(path: &[u8], starts: &[&[u8]]) -> bool {
+/// Whether the last component of a path begins with one of the `prefixes`.
+pub(crate) fn has_file_name_prefix(path: &[u8], prefixes: &[&[u8]]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    starts.iter().any(|start| name.starts_with(start))
+    prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
 #[cfg(test)]

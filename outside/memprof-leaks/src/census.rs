@@ -63,7 +63,8 @@ pub fn take_census(
     census.map_err(|error| program.explain_error(error, Error::may_be_exit_or_exec))
 }
 
-/// Like [`take_census`], but does not explain the errors of a process that ends meanwhile.
+/// Takes a snapshot and counts its Python objects. An error does not say yet whether the process ended or executed
+/// another program meanwhile: the caller adds that.
 fn count_in_snapshot(
     pid: u32,
     options: AnalysisOptions,
@@ -78,9 +79,10 @@ fn count_in_snapshot(
     Ok(Census { report, ..census })
 }
 
-/// Counts the Python objects of a snapshot. Types beyond the first [`MAX_TYPES`] are counted together. Warnings of the
-/// `report` say what could not be read, with its size. Fails with `NoPython` if no interpreter was found, and with
-/// `Headroom` if memory runs short meanwhile.
+/// Counts the Python objects of a snapshot. Types beyond the first [`MAX_TYPES`] are counted together. An object whose
+/// size cannot be read counts with the size of its memory in the heap. Warnings of the `report` say what could not be
+/// read, with its size. Fails with `NoPython` if no interpreter was found, and with `Headroom` or `CopyEnded` if memory
+/// runs short meanwhile.
 fn count_objects(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,
@@ -153,8 +155,9 @@ fn count_objects(
     Ok(census)
 }
 
-/// Returns the bytes of an object and of the `prefix` bytes in front of it, at most the size of its memory, and the
-/// bytes of its tables, each at most up to the end of its memory. A table outside the heap counts 0.
+/// Returns the bytes that count for an object: its own with the `prefix` bytes in front of it, at most the size of its
+/// memory in the heap, and those of its tables. A table counts at most up to the end of the memory in which it lies; a
+/// table outside the heap counts 0.
 fn counted_bytes(size: &ObjectSize, prefix: u64, object: &Object, objects: &Objects) -> u64 {
     let own = size.own.saturating_add(prefix).min(object.size());
     let tables = size.tables.iter().flatten().map(|(table, size)| {

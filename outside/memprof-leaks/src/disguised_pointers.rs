@@ -1,7 +1,7 @@
 //! Pointers that a program disguises: with a tag in their upper bits, shifted, byte-swapped, in 32 bits, at an address
 //! that is no multiple of 4, mangled by glibc, or as an interpreter's number; also the `XOR`ed neighbours of a list's
-//! node. An object that only such a word holds is no proven leak. Complements (`~p`) hold nothing: programs store them so
-//! that a search does not count them, as weak references.
+//! node. An object that only such a word holds is no proven leak. Complements (`~p`) hold nothing: programs store them
+//! so that a search does not count them, as weak references.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -28,8 +28,8 @@ const POINTER_GUARD_OFFSET: u64 = 0x30;
 /// Bytes at an object's start to which a disguised pointer may point: a header of the program's own. More would make
 /// large objects appear held by any number.
 const MAX_HEADER_SIZE: u64 = 64;
-/// Bytes of a word that may be the highest of an address's six, if the address lies at no multiple of 4: all but the second
-/// and the sixth. The upper bit of each.
+/// Bytes of a word that may be the highest of an address's six, if the address lies at no multiple of 4: all but the
+/// second and the sixth. The upper bit of each.
 const UNALIGNED_TOP_BYTES: u64 = 0x8080_0080_8080_0080;
 /// A word with 1 in each byte.
 const EACH_BYTE: u64 = 0x0101_0101_0101_0101;
@@ -77,8 +77,8 @@ impl<'a> Decoder<'a> {
     }
 
     /// Marks the unreachable objects to which the words of a block point in disguise, and calls `found` with the start
-    /// of each. If `has_new_owner`, also marks those to which plain pointers point: the block is that of an object that
-    /// was just marked, so nothing has followed its pointers.
+    /// of each. If `has_new_owner`, the block is that of an object that was just marked, so nothing has followed its
+    /// pointers: then also marks the objects to which plain pointers point.
     fn mark_from_block(&self, block: &[u8], has_new_owner: bool, found: &mut impl FnMut(u64)) {
         let mut before = 0;
         for word in block.chunks_exact(8) {
@@ -89,6 +89,7 @@ impl<'a> Decoder<'a> {
                 false => self.mark_from_word(word),
             };
             start.into_iter().for_each(&mut *found);
+            // A packed structure may have a pointer at an odd multiple of 4.
             let packed = Some(word_between(before, word)).filter(|packed| is_plain(*packed));
             let start = packed.and_then(|packed| self.objects.mark_target(packed));
             start.into_iter().for_each(&mut *found);
@@ -97,12 +98,13 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Marks the unreachable objects to whose first bytes pointers point that lie at no multiple of 4, and calls
-    /// `found` with the start of each. Finds the pointers whose highest byte, the sixth, is in `word`; their lower
-    /// bytes may be in `before`, the word in front of it.
+    /// Follows the pointers that are stored at an address that is no multiple of 4, and whose highest byte, the sixth,
+    /// is in `word`. Their lower bytes may be in `before`, the word in front of it. Marks each unreachable object to
+    /// whose first [`MAX_HEADER_SIZE`] bytes such a pointer points, and calls `found` with the object's start.
     fn mark_from_unaligned(&self, before: u64, word: u64, found: &mut impl FnMut(u64)) {
         for top in &self.top_bytes {
-            // Sets the upper bit of each byte of `word` that equals the sixth byte, among those that may be one.
+            // Sets the upper bit of each byte of `word` that equals the sixth byte, among those that may be one. A
+            // borrow may also set the bit of the byte above: the check of the whole address decides.
             let difference = word ^ top;
             let mut equal = difference.wrapping_sub(EACH_BYTE) & !difference & UNALIGNED_TOP_BYTES;
             while equal != 0 {
@@ -120,8 +122,8 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Marks the object to whose first [`MAX_HEADER_SIZE`] bytes an address points, unless it was marked before.
-    /// Returns its start; `None` if nothing was marked.
+    /// Marks the object to whose first [`MAX_HEADER_SIZE`] bytes an address points, unless the object was marked
+    /// before. Returns the object's start; `None` if nothing was marked.
     fn mark_near_start(&self, address: u64) -> Option<u64> {
         if !self.objects.may_contain(address) {
             return None;
@@ -132,14 +134,15 @@ impl<'a> Decoder<'a> {
     }
 
     /// Marks the unreachable object to which a word points in disguise: by one of its halves, or encoded
-    /// ([`Self::mark_from_encoded`]). Returns its start; `None` if there is none.
+    /// ([`Self::mark_from_encoded`]). Returns the object's start; `None` if there is no such object.
     fn mark_from_word(&self, word: u64) -> Option<u64> {
         self.mark_from_half(word)
             .or_else(|| self.mark_from_encoded(word))
     }
 
-    /// Marks the unreachable object whose start is the lower or upper 32 bits of a word. Returns that start; `None` if
-    /// there is none, or no object lies below 4 GiB.
+    /// Marks the unreachable object whose start is the lower or upper 32 bits of a word. Returns that start. `None` if
+    /// there is no such object, if no object lies below 4 GiB, or if the upper half is 0: then the word is a plain
+    /// pointer or number.
     fn mark_from_half(&self, word: u64) -> Option<u64> {
         if !self.has_low_objects || word < LOW_END {
             return None;
@@ -153,7 +156,7 @@ impl<'a> Decoder<'a> {
     }
 
     /// Marks the unreachable object near whose start a word points with a tag in its upper bits, shifted, byte-swapped,
-    /// mangled by glibc, or as an interpreter's number. Returns its start; `None` if there is none.
+    /// mangled by glibc, or as an interpreter's number. Returns the object's start; `None` if there is no such object.
     fn mark_from_encoded(&self, word: u64) -> Option<u64> {
         // A plain pointer or a small number.
         if word >> ADDRESS_BITS == 0 {
@@ -168,7 +171,7 @@ impl<'a> Decoder<'a> {
             // Integers with a type in the lowest bits: of Ruby and SBCL, and of Guile and Racket.
             word >> 1,
             word >> 2,
-            python_integer(word),
+            python_integer_value(word),
             // Numbers of JavaScript, Lua before 5.3, and R. The conversion saturates, and makes 0 of what is no number.
             f64::from_bits(word) as u64,
         ]
@@ -178,9 +181,9 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// Value of an integer of `CPython` with two digits (`ob_digit`), which are the halves of a word; 0 if the word is none, or
-/// its value is no address.
-fn python_integer(word: u64) -> u64 {
+/// Value of the `CPython` integer whose two digits (`ob_digit`, 30 bits in 32 each) are the halves of `word`. 0 if the
+/// lower half is no digit, or the value has more than 47 bits and so is no address.
+fn python_integer_value(word: u64) -> u64 {
     let (low, high) = (word % LOW_END, word / LOW_END);
     match low >> DIGIT_BITS == 0 && high >> (ADDRESS_BITS - DIGIT_BITS) == 0 {
         true => high << DIGIT_BITS | low,
@@ -189,12 +192,14 @@ fn python_integer(word: u64) -> u64 {
 }
 
 /// Marks the unreachable objects that disguised pointers in the roots and in reachable objects hold, the nodes of lists
-/// with exclusive-or links, objects that only frames of suspended contexts hold, and all that these reach. Returns their
-/// number and size. Reads the roots and the reachable objects once more, unless every object is reachable.
+/// with exclusive-or links, objects that only frames of suspended contexts hold, and all that these reach. Returns
+/// their number and size. Reads the roots and the reachable objects once more, unless every object is reachable.
 ///
 /// # Errors
 /// `Headroom`: the process writes so much that its copy takes too much memory.
-pub(crate) fn mark_disguised(analyzed: &AnalyzedSnapshot<'_>) -> Result<HeldObjects, Error> {
+pub(crate) fn follow_disguised_pointers(
+    analyzed: &AnalyzedSnapshot<'_>,
+) -> Result<HeldObjects, Error> {
     let (view, objects) = (&analyzed.view, &analyzed.objects);
     let before = unreachable_total(objects);
     if before.objects == 0 {
@@ -216,7 +221,7 @@ pub(crate) fn mark_disguised(analyzed: &AnalyzedSnapshot<'_>) -> Result<HeldObje
         .chain(&analyzed.roots.kernel)
         .for_each(|word| queue_start(&mut found, decoder.mark_from_word(*word)));
     let mut visit = |address: u64, block: &[u8]| {
-        contexts.search(address, block, |field| memory.read_word(field));
+        contexts.search_block(address, block, |field| memory.read_word(field));
         decoder.mark_from_block(block, false, &mut |start| {
             queue_start(&mut found, Some(start))
         });
@@ -246,15 +251,17 @@ pub(crate) fn mark_disguised(analyzed: &AnalyzedSnapshot<'_>) -> Result<HeldObje
         .into_iter()
         .for_each(|node| queue_start(&mut found, Some(node)));
     loop {
+        // Follow the new objects and frames until they hold nothing more.
         let starts = std::mem::take(&mut found).into_iter();
         let mut ranges = contexts.take_frames();
         ranges.extend(starts.filter_map(|start| objects.mark_scanned(start)));
         let mut visit = |address: u64, block: &[u8]| {
-            contexts.search(address, block, |field| memory.read_word(field));
+            contexts.search_block(address, block, |field| memory.read_word(field));
             decoder.mark_from_block(block, true, &mut |start| {
                 queue_start(&mut found, Some(start))
             });
         };
+        // The ranges are in no order, so each is read alone.
         for range in &ranges {
             reader.add_object(range.clone(), &mut visit);
             reader.flush(&mut visit);
@@ -283,8 +290,8 @@ fn unreachable_total(objects: &Objects) -> HeldObjects {
     total
 }
 
-/// Queues the start of an object that was marked. `start` is `None` if none was. Drops it if [`MAX_QUEUED`] are in the
-/// queue: [`mark_disguised`] finds it again by its mark.
+/// Queues the start of an object that was marked; does nothing for `None`. Drops the start if [`MAX_QUEUED`] are in the
+/// queue: [`follow_disguised_pointers`] finds the object again by its mark.
 fn queue_start(found: &mut Vec<u64>, start: Option<u64>) {
     if found.len() < MAX_QUEUED {
         found.extend(start);
@@ -309,8 +316,9 @@ impl<'a> RangeReader<'a> {
         }
     }
 
-    /// Adds an object, which must lie behind the pending ones. If it is not near these, they are read first, and
-    /// `visit` gets their addresses and bytes. A large object is read at once, but only its resident pages.
+    /// Adds an object, which must lie behind the pending ones. If it is not near these, first reads them and passes
+    /// their addresses and bytes to `visit`. An object larger than [`BLOCK_SIZE`] never waits: its resident pages are
+    /// read before this returns.
     fn add_object(&mut self, object: Range<u64>, visit: &mut impl FnMut(u64, &[u8])) {
         let is_near = self.pending.last().is_some_and(|last| {
             object.start.saturating_sub(last.end) <= MAX_GAP
@@ -336,7 +344,7 @@ impl<'a> RangeReader<'a> {
     }
 
     /// Reads the pending objects, calls `visit` with the address and bytes of each, and removes them from the pending
-    /// ones. Omits what follows an object's first byte that cannot be read.
+    /// ones. Omits the rest of an object from its first unreadable byte on.
     fn flush(&mut self, visit: &mut impl FnMut(u64, &[u8])) {
         let (Some(first), Some(last)) = (self.pending.first(), self.pending.last()) else {
             return;
@@ -348,7 +356,7 @@ impl<'a> RangeReader<'a> {
             let (start, end) = ((object.start - base) as usize, (object.end - base) as usize);
             match self.block[..read].get(start..end) {
                 Some(bytes) => visit(object.start, bytes),
-                // What lies between objects may be unreadable.
+                // The gap in front of the object may be unreadable: read the object alone.
                 None => {
                     let read = self.view.read(object.start, &mut self.block[start..end]);
                     visit(object.start, &self.block[start..start + read]);
@@ -358,8 +366,8 @@ impl<'a> RangeReader<'a> {
     }
 
     /// Calls `visit` with the addresses and bytes of a range of any length, block by block. Each block begins with the
-    /// last word of the one before, because a pointer at no multiple of 4 may lie in both. In each block, omits what
-    /// follows the first byte that cannot be read.
+    /// last word of the block before, because a pointer at no multiple of 4 may lie in both. In each block, omits the
+    /// rest from the first unreadable byte on.
     fn visit_range(&mut self, range: Range<u64>, visit: &mut impl FnMut(u64, &[u8])) {
         let end = range.end;
         for start in range.step_by(BLOCK_SIZE - size_of::<u64>()) {

@@ -101,7 +101,7 @@ pub enum Error {
     /// No allocator with a heap that memprof can read.
     #[error("has no heap that can be searched: {0}")]
     NoHeap(String),
-    /// It is an emulator, such as qemu-user: memprof could only read the emulator's own heap.
+    /// The process is an emulator, such as qemu-user: memprof could only read the emulator's own heap.
     #[error("is an emulator that executes {program}, whose heap memprof does not look at")]
     Emulated {
         /// Path of the program.
@@ -152,12 +152,12 @@ impl Error {
         }
     }
 
-    /// Remedy: an imperative sentence. `None` if nothing helps.
+    /// Remedy: an imperative sentence. `None` if memprof knows none.
     pub fn remedy(&self) -> Option<String> {
         let remedy = match self {
             Self::Refused(refusal) => return refusal.remedy(),
             Self::LongPause { estimate, .. } => {
-                // Allow half more, because the next estimate may be higher.
+                // Allow half more, because the next estimate may be higher; 1 rounds up.
                 format!(
                     "allow it by --max-pause {}ms",
                     estimate.as_millis() * 3 / 2 + 1
@@ -172,7 +172,7 @@ impl Error {
                 "raise the limit, or look at a process that has less memory".to_owned()
             }
             Self::Memory { needed, .. } => {
-                // Allow half more, because `needed` is only the memory needed so far.
+                // Allow half more, because `needed` is only the memory needed so far; 1 rounds up.
                 format!("allow it by --max-memory {}MiB", (needed >> 20) * 3 / 2 + 1)
             }
             Self::NoHeap(_) => {
@@ -192,8 +192,8 @@ impl Error {
         Some(remedy)
     }
 
-    /// Exit code of `memprof`: 3 if the process cannot be reached, 5 if there is nothing to show, and 4 if it could not be
-    /// analyzed for another reason. Never 1, which says that objects are leaked (`leaks --fail`).
+    /// Exit code of `memprof`: 3 if the process cannot be reached, 5 if there is nothing to show, and 4 if it could not
+    /// be analyzed for another reason. Never 1, which says that objects are leaked (`leaks --fail`).
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Refused(refusal) => refusal.exit_code(),

@@ -28,12 +28,12 @@ const MAX_ROUNDS: usize = 8;
 /// Reads a word of a snapshot. `None` if it cannot be read.
 type ReadWord<'a> = dyn FnMut(u64) -> Option<u64> + 'a;
 
-/// Marks the objects that only patterns and character sets of libfontconfig hold, and all that these reach. Does nothing
-/// if the library is not mapped, or every object is reachable. Returns a note if the library is mapped, but none of its
-/// objects was recognized.
+/// Marks the objects that only patterns and character sets of libfontconfig hold, and all that these reach. Does
+/// nothing if the library is not mapped, or every object is reachable. Returns a note if the library is mapped, but
+/// none of its objects was recognized.
 ///
 /// # Errors
-/// Like [`mark_reachable`].
+/// `Headroom` or `CopyEnded`: the process writes so much meanwhile that its copy takes too much memory, or was killed.
 pub(crate) fn mark_fontconfig_objects(
     analyzed: &AnalyzedSnapshot<'_>,
 ) -> Result<Option<Unsearched>, Error> {
@@ -45,11 +45,12 @@ pub(crate) fn mark_fontconfig_objects(
     let mut has_found = false;
     for _ in 0..MAX_ROUNDS {
         let mut memory = CachedReader::new(&analyzed.view);
-        let held = held_objects(objects, &mut |address| memory.read_word(address));
+        let held = objects_held_by_font_data(objects, &mut |address| memory.read_word(address));
         if held.is_empty() {
             break;
         }
         has_found = true;
+        // The held objects become roots. Of their kinds, only `kernel` takes single addresses.
         let roots = Roots {
             kernel: held,
             ..Roots::default()
@@ -79,22 +80,23 @@ fn is_fontconfig(path: &str) -> bool {
     file.is_some_and(|file| file.starts_with(LIBRARY))
 }
 
-/// Returns the starts of the unreachable objects that reachable patterns and character sets hold. Reads each array of
-/// leaves once, so that a hostile heap, in which many sets share one, takes no more time and memory than its size.
-fn held_objects(objects: &Objects, word: &mut ReadWord<'_>) -> Vec<u64> {
+/// Returns the starts of the unreachable objects that reachable patterns and character sets hold. `read_word` reads the
+/// snapshot. Reads each array of leaves once, so that a hostile heap, in which many sets share one array, takes no more
+/// time and memory than its size.
+fn objects_held_by_font_data(objects: &Objects, read_word: &mut ReadWord<'_>) -> Vec<u64> {
     let owners = objects.reachable().map(|object| object.range);
     let owners = owners.filter(|owner| OWNER_SIZES.contains(&(owner.end - owner.start)));
     let is_held = |start: &u64| objects.unmarked_start(*start) == Some(*start);
     let (mut held, mut read) = (Vec::new(), HashSet::new());
     for owner in owners {
-        held.extend(pattern_elements(objects, owner.start, word).filter(is_held));
-        let Some(set) = CharacterSet::read(objects, owner.start, word) else {
+        held.extend(pattern_elements(objects, owner.start, read_word).filter(is_held));
+        let Some(set) = CharacterSet::read(objects, owner.start, read_word) else {
             continue;
         };
         held.extend([set.leaves, set.numbers].into_iter().filter(is_held));
         if read.insert(set.leaves) {
             let places = (0..set.count).map(|leaf| set.leaves + 8 * leaf);
-            let leaves = places.filter_map(|place| add_stored_offset(set.leaves, place, word));
+            let leaves = places.filter_map(|place| add_stored_offset(set.leaves, place, read_word));
             held.extend(leaves.filter(is_held));
         }
     }
@@ -102,11 +104,12 @@ fn held_objects(objects: &Objects, word: &mut ReadWord<'_>) -> Vec<u64> {
 }
 
 /// Returns the address of the elements of the `FcPattern` at `start`. The pattern begins with the number and the
-/// capacity of its elements, 32 bits each, and their offset. `None` if no pattern is there.
-fn pattern_elements(objects: &Objects, start: u64, word: &mut ReadWord<'_>) -> Option<u64> {
-    let counts = word(start)?;
+/// capacity of its elements, 32 bits each, and their offset. `None` if these cannot be read or do not fit together:
+/// then no pattern is at `start`.
+fn pattern_elements(objects: &Objects, start: u64, read_word: &mut ReadWord<'_>) -> Option<u64> {
+    let counts = read_word(start)?;
     let (count, capacity) = (counts & 0xffff_ffff, counts >> 32);
-    let elements = add_stored_offset(start, start + 8, word)?;
+    let elements = add_stored_offset(start, start + 8, read_word)?;
     let is_pattern = count <= capacity
         && (1..=MAX_ELEMENTS).contains(&capacity)
         && is_object_with_size(objects, elements, capacity * ELEMENT_SIZE);
@@ -124,12 +127,13 @@ struct CharacterSet {
 
 impl CharacterSet {
     /// Reads the `FcCharSet` at `start`: the number of its references and `count`, 32 bits each, the offset of the
-    /// leaves, and that of their numbers. `None` if no set is there.
-    fn read(objects: &Objects, start: u64, word: &mut ReadWord<'_>) -> Option<Self> {
+    /// leaves, and that of their numbers. `None` if these cannot be read or do not fit together: then no set is at
+    /// `start`.
+    fn read(objects: &Objects, start: u64, read_word: &mut ReadWord<'_>) -> Option<Self> {
         let set = Self {
-            count: word(start)? >> 32,
-            leaves: add_stored_offset(start, start + 8, word)?,
-            numbers: add_stored_offset(start, start + 16, word)?,
+            count: read_word(start)? >> 32,
+            leaves: add_stored_offset(start, start + 8, read_word)?,
+            numbers: add_stored_offset(start, start + 16, read_word)?,
         };
         let is_set = (1..=MAX_LEAVES).contains(&set.count)
             && is_object_with_size(objects, set.leaves, 8 * set.count)
@@ -138,9 +142,10 @@ impl CharacterSet {
     }
 }
 
-/// Adds the offset that is stored at `address` to `start`. `None` if it is 0 or cannot be read.
-fn add_stored_offset(start: u64, address: u64, word: &mut ReadWord<'_>) -> Option<u64> {
-    let offset = word(address).filter(|offset| *offset != 0)?;
+/// Adds the offset that is stored at `address`, which may be negative, to `start`. `None` if the offset is 0 or cannot
+/// be read.
+fn add_stored_offset(start: u64, address: u64, read_word: &mut ReadWord<'_>) -> Option<u64> {
+    let offset = read_word(address).filter(|offset| *offset != 0)?;
     Some(start.wrapping_add(offset))
 }
 
@@ -174,7 +179,7 @@ mod tests {
         objects.mark_target(OWNER);
         objects.mark_scanned(OWNER);
         let words: HashMap<_, _> = words.iter().copied().collect();
-        let held = held_objects(&objects, &mut |address| {
+        let held = objects_held_by_font_data(&objects, &mut |address| {
             Some(words.get(&address).copied().unwrap_or(0))
         });
         assert_eq!(held, expected);

@@ -62,12 +62,12 @@ const MIN_HEAP_SIZE: u64 = 12 << 10;
 /// (`struct malloc_chunk` without the header).
 pub(crate) const PAGE_TRIM_GAP: u64 = 32;
 
-/// Finds and walks the heaps of all allocators in a process. Returns the allocators' names and the merged result.
-/// `pool_size` are the bytes of a pool of Python's; `None` if pools are not to be walked.
+/// Finds and walks the heaps of glibc's malloc, jemalloc and pymalloc in a process. Returns the allocators' names and
+/// the merged result. `pool_size` are the bytes of a pool of pymalloc; `None` if pools are not to be walked.
 ///
 /// # Errors
-/// `NoHeap`: the process has a heap, but none that memprof can read; `Memory`: the search needs more memory than
-/// `--max-memory`.
+/// `NoHeap`: the process has a heap with most of its objects, and memprof cannot read it; `Memory`: the search needs
+/// more memory than `--max-memory`.
 pub(crate) fn find_heaps(
     view: &SnapshotMemory,
     threads: &[Registers],

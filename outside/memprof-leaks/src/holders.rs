@@ -101,7 +101,8 @@ struct HolderTree {
     shared: Vec<u32>,
 }
 
-/// Takes a snapshot of a process, and finds the holders of its memory.
+/// Takes a snapshot of a process, and finds the holders of its memory. `detail` requests one object's path or the
+/// sampled objects besides; `progress` is called at the start of each phase.
 ///
 /// # Errors
 /// A reason why the process was not analyzed; it runs on as before.
@@ -116,7 +117,8 @@ pub fn find_process_holders(
     holding.map_err(|error| program.explain_error(error, Error::may_be_exit_or_exec))
 }
 
-/// Like [`find_process_holders`], but does not explain the errors of a process that ends meanwhile.
+/// Takes a snapshot, finds the holders in it, and symbolizes the samples. An error does not say yet whether the process
+/// ended or executed another program meanwhile: the caller adds that.
 fn find_holding(
     pid: u32,
     detail: Detail,
@@ -155,7 +157,8 @@ struct FoundHolders {
 /// Finds the holders in a snapshot: by dominators if the memory budget allows, else by shortest paths. If even that
 /// takes too much memory, and no detail is requested, finds the groups only. With an address as `detail`, the result
 /// also has the path from the object at this address to its outermost holder. Fails with `NoHeap` if there are too many
-/// objects, with `NoSamples` if samples are requested and there is none, and with `Memory` if the budget is too small.
+/// objects, with `NoSamples` if samples are requested and there is none, with `Memory` if the budget is too small, and
+/// with `Headroom` or `CopyEnded` if the machine's memory runs short meanwhile.
 fn find_holders_in_snapshot(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,
@@ -234,8 +237,8 @@ fn find_holders_in_snapshot(
     })
 }
 
-/// Finds the groups only, by shortest paths: this takes less memory per object. Fails with `Memory` if the budget is
-/// too small even for that.
+/// Finds the groups of objects by shortest paths, but no path of one object and no samples: this takes less memory per
+/// object. Fails with `Memory` if the budget is too small even for that.
 fn find_groups_only(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,
@@ -262,22 +265,22 @@ fn find_groups_only(
     })
 }
 
-/// Adds the warnings about types of Python that were not read.
+/// Adds warnings to the report about types of Python that were not read.
 fn warn_of_unread_types(names: &NameResolver<'_>, report: &mut AnalysisReport) {
     for warning in names.python_warnings() {
         report.add_warning(warning);
     }
 }
 
-/// Adds a warning unless `is_complete`: each object is in a group of its kind.
+/// Adds a warning to the report unless `is_complete` is true, which says that each object is in a group of its kind.
 fn warn_of_incomplete_groups(is_complete: bool, report: &mut AnalysisReport) {
     if !is_complete {
         report.add_warning("some objects are counted with what holds them: to show them takes more memory (--max-memory)".to_owned());
     }
 }
 
-/// Path from the node at `position` in the tree to its outermost holder, the node first. Also counts the objects
-/// and bytes that the node holds, itself included.
+/// Path from the node at `position` in the tree to its outermost holder, the node first. Also counts the objects and
+/// bytes that the node holds, itself included. `group_of` has the index in `groups` of each node.
 fn holder_path(
     tree: &HolderTree,
     position: u32,
@@ -293,11 +296,13 @@ fn holder_path(
     let address =
         |node: u32| (node < object_index.count()).then(|| object_index.object(node).range.start);
     let mut node = position;
+    // Node 0 is the process.
     while node != 0 {
         let kind = groups[group_of[node as usize] as usize].kind.clone();
         path.steps.push((kind, address(tree.nodes[node as usize])));
         node = tree.parents[node as usize];
     }
+    // An object's node follows that of its holder, so one pass finds all nodes below `position`.
     let mut is_inside = vec![false; tree.nodes.len()];
     for node in position as usize..tree.nodes.len() {
         is_inside[node] = node == position as usize || is_inside[tree.parents[node] as usize];

@@ -1,5 +1,5 @@
-//! Parts of a process's private memory outside of the walked heaps: runtimes' heaps, stacks, variables. Each is proven by
-//! a name of the kernel's, a header in memory or a table of the runtime's; the rest is not known.
+//! Parts of a process's private memory outside of the walked heaps: runtimes' heaps, stacks, variables. Each is proven
+//! by a name of the kernel's, a header in memory or a table of the runtime's; the rest is not known.
 
 mod aligned_blocks;
 mod go;
@@ -92,12 +92,13 @@ const FINDERS: [fn(&AddressSpace) -> Vec<MemoryClaim>; 5] = [
     aligned_blocks::find_blocks,
 ];
 
-/// Divides the private memory of a process outside of the walked heaps, without stopping it. The parts are sorted by
-/// their resident bytes, the largest first; those that RSS contains sum to its private memory without the heaps. If
-/// `walked` is `None`, no heap was walked: then the memory of the heaps is in the parts, too.
+/// Divides the private memory of a process outside of the walked heaps into parts by owner, without stopping the
+/// process. The parts are sorted by their resident bytes, the largest first; those that RSS contains sum to its private
+/// memory without the heaps. If `walked` is `None`, no heap was walked: then the memory of the heaps is in the parts,
+/// too.
 ///
 /// # Errors
-/// `Io`: /proc/PID/smaps or the memory cannot be read.
+/// `Io`: /proc/PID/smaps or the memory cannot be read; `Refused`: a page of the memory did not arrive in time.
 pub fn find_mapped_parts(
     pid: u32,
     walked: Option<&HeapResidency>,
@@ -127,8 +128,9 @@ pub fn find_mapped_parts(
     Ok(divide_memory(&space, &claims))
 }
 
-/// Divides the private memory among the claims. The default owner of a mapping gets the memory that has no claim,
-/// unless it was never touched. Omits parts without resident memory, except for parts that RSS never contains.
+/// Divides the private memory among the owners in the claims. The default owner of a mapping gets the memory that has
+/// no claim, unless it was never touched. Omits parts without resident memory, except for parts that RSS never
+/// contains.
 fn divide_memory(space: &AddressSpace, claims: &[MemoryClaim]) -> Vec<MappedPart> {
     let owners = owners_by_address(claims);
     let mut parts = HashMap::new();
@@ -187,7 +189,8 @@ fn owners_by_address(claims: &[MemoryClaim]) -> RangeMap<u64, Option<&MemoryOwne
         .collect()
 }
 
-/// Memory that RSS does not contain: kind, name and bytes.
+/// Memory that RSS does not contain, huge pages of hugetlbfs and devices: kind, name and bytes of each, 0 if the
+/// process has none.
 fn memory_outside_rss(space: &AddressSpace) -> [(MappedPartKind, &'static str, u64); 2] {
     let huge = space.usage.iter().map(|usage| usage.huge_tlb).sum();
     // Only mapped files count: the kernel's own pages, e.g. [vvar], are marked as device memory, too.
@@ -246,7 +249,7 @@ impl AddressSpace {
         self.memory.read_u64(address).ok()
     }
 
-    /// Words at an address; `None` if one of them cannot be read.
+    /// The `N` words from an address on; `None` if one of them cannot be read.
     fn read_words<const N: usize>(&self, address: u64) -> Option<[u64; N]> {
         let mut bytes = vec![0; N * 8];
         self.memory.read(address, &mut bytes).ok()?;

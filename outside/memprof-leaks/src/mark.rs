@@ -69,7 +69,7 @@ struct Marker<'a> {
 
 /// Marks all objects that the roots reach. Uses up to eight threads, and up to `max_bytes` for the objects' pointers.
 /// Calls `progress` several times a second in a large heap. Fails with `Headroom` if the process writes so much that
-/// its copy takes too much memory.
+/// its copy takes too much memory, and with `CopyEnded` if the copy was killed.
 pub(crate) fn mark_reachable(
     snapshot: &Snapshot,
     view: &SnapshotMemory,
@@ -108,7 +108,7 @@ pub(crate) fn mark_reachable(
                 let followed = marker.followed.load(Ordering::Relaxed) as u64;
                 let rest = u64::from(100 - SWEPT_PERCENT);
                 let percent = SWEPT_PERCENT + (followed * rest / swept).min(rest) as u8;
-                // A chain of objects is followed one by one.
+                // In a chain of objects, each round follows only one: report only a new percentage.
                 if percent != last_percent {
                     last_percent = percent;
                     progress(percent);
@@ -132,13 +132,13 @@ pub(crate) fn mark_reachable(
             sweeps += 1;
             marker.shortage.require_none()?;
         }
-        // These did not fit into a full queue.
+        // Marked objects that did not fit into a full queue.
         found.extend(objects.marked_unscanned().take(MAX_QUEUED));
         if found.is_empty() {
             break;
         }
     }
-    // All objects seem unreachable if the copy was killed.
+    // If the copy was killed, its memory cannot be read, and all objects seem unreachable.
     marker.shortage.check_headroom(snapshot);
     marker.shortage.require_none()?;
     Ok(MarkStats {
@@ -162,8 +162,9 @@ impl Marker<'_> {
         }
     }
 
-    /// Marks the objects to which ranges outside the heap point. Returns the starts of the newly marked ones, at most
-    /// [`MAX_QUEUED`] per thread; [`Objects::marked_unscanned`] finds the others.
+    /// Marks the objects to which ranges outside the heap point, and counts the bytes that cannot be read. Returns the
+    /// starts of the newly marked ones, at most [`MAX_QUEUED`] per thread; [`Objects::marked_unscanned`] finds the
+    /// others.
     fn mark_from_ranges(&self, ranges: &[Range<u64>]) -> Vec<u64> {
         let blocks: Vec<Range<u64>> = ranges
             .iter()
@@ -177,16 +178,16 @@ impl Marker<'_> {
         })
     }
 
-    /// Marks the objects to which the objects at `starts` point, and marks these as scanned. `starts` are sorted,
+    /// Marks the objects at `starts` as scanned, and the objects to which they point as reachable. `starts` are sorted,
     /// so that neighbours are read at once.
-    fn mark_from_batch(&self, starts: &[u64], worker: &mut MarkWorker<'_>) {
+    fn mark_from_objects(&self, starts: &[u64], worker: &mut MarkWorker<'_>) {
         let mut near: Vec<Range<u64>> = Vec::new();
         for start in starts {
             let Some(object) = self.objects.mark_scanned(*start) else {
                 continue;
             };
             if object.end - object.start > LARGE_OBJECT_SIZE {
-                worker.mark_from_large(object);
+                worker.mark_from_large_object(object);
                 continue;
             }
             let is_near = near.last().is_some_and(|last| {
@@ -194,16 +195,16 @@ impl Marker<'_> {
                     && object.end - near[0].start <= BLOCK_SIZE as u64
             });
             if !is_near {
-                worker.mark_from_near(&near);
+                worker.mark_from_near_objects(&near);
                 near.clear();
             }
             near.push(object);
         }
-        worker.mark_from_near(&near);
+        worker.mark_from_near_objects(&near);
     }
 
-    /// Calls `run` on several threads, each time with `pieces` elements of `work`. Returns the starts of the objects
-    /// that the workers have queued. Ends early if memory is short.
+    /// Calls `run` on several threads, each time with `pieces` elements of `work`; work for one thread runs in the
+    /// calling one. Returns the starts of the objects that the workers have queued. Ends early if memory is short.
     fn run_parallel<T: Sync>(
         &self,
         work: &[T],

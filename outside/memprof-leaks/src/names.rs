@@ -27,8 +27,8 @@ pub(crate) struct NameResolver<'a> {
 }
 
 impl<'a> NameResolver<'a> {
-    /// Prepares the caches. `interpreters` are those of the process. `None` if none runs or their layout is not known:
-    /// types of Python are then recognized without it.
+    /// Prepares the caches. `interpreters` are those of Python in the process. If they are `None`, because none runs or
+    /// their layout is not known, types of Python are recognized without their layout.
     pub(crate) fn new(view: &'a SnapshotMemory, interpreters: Option<&Interpreters>) -> Self {
         Self {
             view,
@@ -69,15 +69,16 @@ impl<'a> NameResolver<'a> {
             .or_else(|| python?.type_name(&mut self.memory, object))
     }
 
-    /// Name of a Python object's type, and the address of the dict with its attributes. `None` if it has no dict, or is
-    /// no Python object.
+    /// Name of a Python object's type, and the address of the dict with its attributes. `None` if the object has no
+    /// such dict, or is no Python object, or the dict's address cannot be read.
     pub(crate) fn attributes_dict(&mut self, object: &Object) -> Option<(Rc<str>, u64)> {
         self.python
             .as_mut()?
             .attributes_dict(&mut self.memory, object)
     }
 
-    /// Returns the address of the table that belongs to a Python dict alone. `None` if it is no dict, or cannot be read.
+    /// Returns the address of the table that only this Python dict uses: its keys, or its values if other dicts share
+    /// the keys. `None` if the object is no dict, or cannot be read.
     pub(crate) fn dict_table(&mut self, dict: &Object) -> Option<u64> {
         self.python.as_mut()?.dict_table(&mut self.memory, dict)
     }

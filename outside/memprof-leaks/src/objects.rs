@@ -13,7 +13,7 @@ use std::ops::Range;
 pub(crate) use object::{Object, ObjectPosition};
 pub(crate) use object_index::ObjectIndex;
 pub(crate) use span::{GC_HEAD_PLACES, GC_HEAD_SIZE, Span};
-use span::{Mark, ones};
+use span::{Mark, indices_of_set_bits};
 
 use crate::address_filter::AddressFilter;
 use crate::snapshot_memory::CachedReader;
@@ -59,7 +59,7 @@ impl Objects {
     }
 
     /// Finds the used object that contains an address. A pointer to an object's end also counts, if the next object has
-    /// a header. Returns the index of the object's span and its bit. `None` if there is none.
+    /// a header. Returns the index of the object's span and its bit. `None` if the address is in no used object.
     fn locate_used(&self, address: u64) -> Option<(usize, u64)> {
         let at = self.span_index(address)?;
         let span = &self.spans[at];
@@ -75,7 +75,8 @@ impl Objects {
         (!is_header).then_some((at, start))
     }
 
-    /// Like [`locate_used`](Self::locate_used), but returns the span itself.
+    /// Finds the used object that contains an address. Returns the object's span and its bit there. `None` if the
+    /// address is in no used object.
     fn used_object(&self, address: u64) -> Option<(&Span, u64)> {
         let (at, bit) = self.locate_used(address)?;
         Some((&self.spans[at], bit))
@@ -89,8 +90,9 @@ impl Objects {
         }
     }
 
-    /// Marks the used object to which a word points. Returns the object's start. `None` if there is none, it was marked
-    /// before, or the word points to its `PyGC_Head`. Also records a word that points to the start of an object.
+    /// Marks the used object to which a word points. Returns the object's start. `None` if there is no such object, it
+    /// was marked before, or the word points to its `PyGC_Head`. Also records a word that points to the start of an
+    /// object.
     pub(crate) fn mark_target(&self, address: u64) -> Option<u64> {
         self.record_pointer_to_start(address);
         let (span, bit) = self.used_object(address)?;
@@ -104,8 +106,8 @@ impl Objects {
         Some(span.address_of_bit(bit))
     }
 
-    /// Records a pointer to the start of an object, used or free. Without headers, it may be a pointer to the end of
-    /// the object before, see [`Self::mark_empty_arrays`].
+    /// Records a pointer to the start of an object, used or free. If objects have no headers, such a pointer may also
+    /// be one to the end of the object before, see [`Self::mark_empty_arrays`].
     #[inline]
     fn record_pointer_to_start(&self, address: u64) {
         if !self.has_headerless {
@@ -176,7 +178,8 @@ impl Objects {
             (0..span.words.len()).flat_map(move |index| {
                 let bits =
                     span.mark_word(Mark::Reached, index) & !span.mark_word(Mark::Scanned, index);
-                ones(bits).map(move |bit| span.address_of_bit(index as u64 * 64 + bit))
+                indices_of_set_bits(bits)
+                    .map(move |bit| span.address_of_bit(index as u64 * 64 + bit))
             })
         })
     }
@@ -194,7 +197,7 @@ impl Objects {
     ) -> impl Iterator<Item = (ObjectPosition, Object)> {
         let own = &self.spans[span];
         words.flat_map(move |word| {
-            ones(own.words[word].used)
+            indices_of_set_bits(own.words[word].used)
                 .zip(0..)
                 .map(move |(bit, index)| {
                     let position = ObjectPosition {
@@ -231,7 +234,8 @@ impl Objects {
         self.spans[position.span].clear_mark(Mark::Scanned, position.bit);
     }
 
-    /// Index of the span and bit of an object that begins at `start`. `None` if that is in no span.
+    /// Index of the span and bit of the object that begins at `start`, without a check that one does. `None` if `start`
+    /// is in no span.
     #[inline]
     fn bit_of_start(&self, start: u64) -> Option<(usize, u64)> {
         let span = self.span_index(start)?;
@@ -295,7 +299,7 @@ impl Objects {
                 span.words[index].used &= !span.mark_word(Mark::Reached, index);
             }
             span.clear_marks();
-            span.clear_pointed();
+            span.clear_recorded_pointers();
             span.clear_gc_heads();
         }
         self.spans
@@ -303,7 +307,7 @@ impl Objects {
         self
     }
 
-    /// Bytes that `bits` more bits would need for each bit of the spans' bitmaps, which stand for possible objects.
+    /// Bytes of a bitmap with `bits` bits for each possible object, which is each bit of the spans' bitmaps.
     pub(crate) fn bitmap_bytes(&self, bits: u64) -> u64 {
         let words = self.spans.iter().map(|span| span.words.len() as u64);
         words.sum::<u64>() * bits * 8
@@ -333,7 +337,7 @@ impl Objects {
 
     /// Marks the objects that begin at `addresses` as unused, because they lie in a cache of the allocator. Ignores
     /// addresses outside the heap.
-    pub(crate) fn exclude_cached(&mut self, addresses: &[u64]) {
+    pub(crate) fn exclude_cached_objects(&mut self, addresses: &[u64]) {
         for address in addresses {
             let index = self
                 .spans

@@ -8,7 +8,7 @@ use memprof_ptrace::{ProgramWatch, Refusal};
 use memprof_report::{SampleType, format_amount};
 
 use crate::analysis::{AnalysisOptions, AnalysisReport, AnalyzedSnapshot, OnPhase, Phase};
-use crate::disguised_pointers::mark_disguised;
+use crate::disguised_pointers::follow_disguised_pointers;
 use crate::error::Error;
 use crate::fontconfig_pointers::mark_fontconfig_objects;
 use crate::groups::UnsymbolizedGroups;
@@ -57,7 +57,9 @@ pub fn prove_leaks(
     proof.map_err(|error| program.explain_error(error, Error::may_be_exit_or_exec))
 }
 
-/// Like [`prove_leaks`], but does not explain the errors of a process that ends meanwhile.
+/// Finds the leaked objects by up to two snapshots. Between these, waits for the end of the process, at most
+/// [`SNAPSHOT_DELAY`], and fails with `Refused` if it ends. Other errors do not say yet whether the process ended or
+/// executed another program meanwhile: the caller adds that.
 fn prove_by_two_snapshots(
     pid: u32,
     program: &ProgramWatch,
@@ -85,7 +87,7 @@ fn prove_by_two_snapshots(
     let leaked = report.with_snapshot(&target, options, progress, |report, analyzed| {
         mark_all_held(&analyzed, report, progress)?;
         mark_signal_stacks(&target, &analyzed, report)?;
-        mark_and_note_disguised(&analyzed, report)?;
+        follow_and_note_disguised_pointers(&analyzed, report)?;
         Ok(UnsymbolizedGroups::new(
             &analyzed,
             first.still_unreachable(&analyzed),
@@ -113,7 +115,7 @@ pub fn prove_leaks_at_exit(
     let snapshot = Snapshot::for_exiting(exiting)?;
     progress(Phase::WalkHeap);
     let analyzed = report.analyze_snapshot(&snapshot)?;
-    report.note_unproven(&analyzed);
+    report.note_unproven_parts(&analyzed);
     mark_all_held(&analyzed, &mut report, progress)?;
     if status.caught != 0 && has_signal_stack_candidate(&analyzed.objects) {
         report.note_unsearched(Unsearched::for_count(
@@ -122,7 +124,7 @@ pub fn prove_leaks_at_exit(
             "their stacks cannot be read at the exit",
         ));
     }
-    mark_and_note_disguised(&analyzed, &mut report)?;
+    follow_and_note_disguised_pointers(&analyzed, &mut report)?;
     let leaked = UnsymbolizedGroups::new(&analyzed, analyzed.objects.unreachable());
     progress(Phase::Symbolize);
     let leaked = leaked.symbolize(exiting.last_tid(), &mut report);
@@ -156,7 +158,7 @@ impl UnreachableObjects {
         })
     }
 
-    /// Memory of the objects and checksums, in bytes.
+    /// Memory of the objects, two bits for each possible one, and of the checksums, in bytes.
     fn memory_size(&self) -> u64 {
         self.objects.bitmap_bytes(2) + (self.checksums.capacity() * size_of::<u32>()) as u64
     }
@@ -168,6 +170,7 @@ impl UnreachableObjects {
         let mut before = self.objects.unreachable().zip(&self.checksums).peekable();
         let leaked = analyzed.objects.unreachable();
         leaked.filter(move |object| {
+            // Skip the earlier objects at lower addresses.
             while before
                 .next_if(|(first, _)| first.range.start < object.range.start)
                 .is_some()
@@ -232,12 +235,12 @@ fn mark_signal_stacks(
 }
 
 /// Marks the objects that only disguised pointers hold, and notes in the report how many there are. Fails as
-/// [`mark_disguised`] does.
-fn mark_and_note_disguised(
+/// [`follow_disguised_pointers`] does.
+fn follow_and_note_disguised_pointers(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,
 ) -> Result<(), Error> {
-    let held = mark_disguised(analyzed)?;
+    let held = follow_disguised_pointers(analyzed)?;
     if held.objects > 0 {
         let size = format_amount(held.bytes.cast_signed(), SampleType::InuseSpace);
         report.add_warning(format!(
@@ -252,7 +255,8 @@ fn mark_and_note_disguised(
 
 /// Marks the objects that the roots reach, those that objects of libfontconfig hold, arrays without elements, and the
 /// garbage that Python's collector will free. Records in `report` how many bytes were searched, and which pointers
-/// could not be read or recognized.
+/// could not be read or recognized. Fails with `Headroom` or `CopyEnded` if memory runs short meanwhile, and with
+/// `Memory` if the search needs more than `--max-memory`.
 fn mark_all_held(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,

@@ -15,9 +15,10 @@ const POINTER_FLAGS: u64 = 0b11;
 /// Bytes per object: its reference count and its queue entry.
 const BYTES_PER_OBJECT: u64 = 64;
 
-/// Marks Python garbage and all that it reaches as reachable. Objects with more references than unreachable objects
-/// have pointers to them are leaked: they and all that they reach stay unmarked. Fails with `Memory` if the search
-/// needs more memory than `--max-memory`.
+/// Marks Python garbage, and all that it reaches, as reachable. An unreachable Python object is garbage if pointers of
+/// unreachable objects explain all of its references: Python's collector will free it. An object with more references
+/// is leaked: the object and all that it reaches stay unmarked. Fails with `Memory` if the search needs more memory
+/// than `--max-memory`.
 pub(crate) fn mark_python_garbage(analyzed: &AnalyzedSnapshot<'_>) -> Result<(), Error> {
     let objects = &analyzed.objects;
     let python_objects = || {

@@ -48,13 +48,14 @@ pub(crate) struct ProcessMemory {
 }
 
 impl Region {
-    /// Whether `process_vm_readv(2)` may read it: it maps no file, whose file system may never deliver a page, and the
-    /// process itself may read it.
+    /// Whether `process_vm_readv(2)` may read this mapping: the process itself may read it, and it maps no file,
+    /// because the file's system may never deliver a page.
     pub(crate) fn supports_direct_read(&self) -> bool {
         !self.has_no_access && !self.is_file
     }
 
-    /// Whether it maps a file on FUSE, as process `pid` sees the mounts. Each access to such a file may block forever.
+    /// Whether this mapping is of a file on FUSE, as process `pid` sees the mounts. Each access to such a file may
+    /// block forever.
     pub(crate) fn is_on_fuse(&self, pid: i32) -> bool {
         let mounts = Mounts::for_pid(pid.cast_unsigned());
         self.is_file && mounts.is_fuse(MountKey::Device(self.device.as_bytes()))
@@ -98,12 +99,12 @@ impl ProcessMemory {
         })
     }
 
-    /// Pid of the process whose memory is read: of the copy, if it is one.
+    /// Pid of the process, or of the copy, whose memory is read.
     pub(crate) fn pid(&self) -> i32 {
         self.pid.as_raw()
     }
 
-    /// Memory through which the reads are made. It knows whether all of them were answered.
+    /// Handle through which the reads are made. It records whether all of them were answered.
     pub(crate) fn memory(&self) -> Arc<Memory> {
         Arc::clone(&self.memory)
     }
@@ -149,8 +150,8 @@ impl ProcessMemory {
 pub(crate) struct ViewedParts(HashMap<(String, u64), Vec<Range<u64>>>);
 
 impl ViewedParts {
-    /// Removes from the pages of shared memory those that an earlier mapping of the same object shows, too. Returns
-    /// the parts that are shown.
+    /// Removes from the pages of shared memory those that an earlier mapping of the same object shows, too. Returns the
+    /// parts of shared objects that the mappings show.
     pub(crate) fn drop_second_views(regions: &mut [Region]) -> Self {
         let mut viewed = Self::default();
         for region in regions.iter_mut().filter(|region| region.is_shared) {
@@ -194,7 +195,7 @@ pub(crate) fn read_regions(
     let region = |mapping: Mapping<'_>| {
         let is_shared = mapping.access[3] == b's';
         let is_writable = mapping.access[1] == b'w';
-        // These pages belong to the kernel and hold no pointers of the process.
+        // The pages of these mappings are the kernel's and hold no pointers of the process.
         let kernel_mappings = [
             b"[vvar]".as_slice(),
             b"[vdso]",

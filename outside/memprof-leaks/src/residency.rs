@@ -175,7 +175,8 @@ impl ResidentRuns {
     }
 }
 
-/// Accounts for the memory of heaps: `normal` are the resident pages that RSS contains, `huge` those of hugetlbfs.
+/// Adds up the bytes of walked heaps by state, and collects the heaps' addresses; the other fields of the result stay
+/// empty. `normal` are the resident pages that RSS contains, `huge` those of hugetlbfs.
 fn account_heaps(found: FoundHeap, normal: &ResidentRuns, huge: &ResidentRuns) -> HeapResidency {
     let FoundHeap {
         spans,
@@ -187,7 +188,7 @@ fn account_heaps(found: FoundHeap, normal: &ResidentRuns, huge: &ResidentRuns) -
     } = found;
     // Chunks of the fast bins are free, not cached: malloc_trim(3) merges them with their neighbours first.
     let mut objects = Objects::new(spans);
-    objects.exclude_cached(&fast_bins);
+    objects.exclude_cached_objects(&fast_bins);
     cached.sort_unstable();
     let mut sum = HeapResidency::default();
     let spans = objects.into_spans();
@@ -216,7 +217,8 @@ fn account_heaps(found: FoundHeap, normal: &ResidentRuns, huge: &ResidentRuns) -
 }
 
 /// Adds the objects of a span, used and free ones, to `sum`. `cached` are the starts of objects in thread caches,
-/// sorted. Returns the resident bytes of all these objects.
+/// sorted. `normal` are the resident pages that RSS contains, `huge` those of hugetlbfs. Returns the resident bytes of
+/// all these objects.
 fn account_span(
     span: &Span,
     cached: &[u64],

@@ -34,8 +34,8 @@ pub(crate) fn set_probable_origins(groups: &mut [LeakGroup], interval: u64) {
     }
 }
 
-/// Probability that an allocation of `size` bytes is sampled. The usable size is at least the requested one, so this is
-/// at most too high.
+/// Probability that an allocation of `size` bytes is sampled, `1 - e^(-size / interval)`, if samples are `interval`
+/// bytes apart on the average. The usable size is at least the requested one, so the result is at most too high.
 fn sampling_probability(size: u64, interval: u64) -> f64 {
     -(-(size as f64) / interval as f64).exp_m1()
 }

@@ -7,8 +7,8 @@ use std::ops::Range;
 pub(crate) const MANGLE_ROTATION: u32 = 17;
 /// Bytes below the stack pointer that the ABI lets a function use.
 pub(crate) const RED_ZONE: u64 = 128;
-/// Offsets in `ucontext_t` of the stack pointer, of the pointer to the floating point state, and of that state, to which
-/// getcontext(3) lets it point.
+/// Offsets in `ucontext_t` of the stack pointer, of the pointer to the floating point state, and of that state, to
+/// which getcontext(3) lets it point.
 const STACK_POINTER_OFFSET: u64 = 0xa0;
 const FLOAT_POINTER_OFFSET: u64 = 0xe0;
 const FLOAT_STATE_OFFSET: u64 = 0x1a8;
@@ -26,7 +26,8 @@ pub(crate) struct SavedContexts {
 }
 
 impl SavedContexts {
-    /// Prepares a search for contexts in the `unused` parts of stacks, which are sorted by address.
+    /// Prepares a search for contexts in the `unused` parts of stacks, which are sorted by address. `guards` are the
+    /// values with which glibc mangles the stack pointers that it saves.
     pub(crate) fn new(guards: Vec<u64>, unused: Vec<Range<u64>>) -> Self {
         let hull = match unused.as_slice() {
             [first, .., last] => first.start..last.end,
@@ -41,8 +42,10 @@ impl SavedContexts {
         }
     }
 
-    /// Searches the words of a block that begins at `address`. `read` returns the word at an address near it.
-    pub(crate) fn search(
+    /// Searches the words of a block that begins at `address` for saved stack pointers: the mangled ones in a
+    /// `jmp_buf`, and those in a `ucontext_t`. Records those that lie in an unused part. `read` returns the word at an
+    /// address near the block.
+    pub(crate) fn search_block(
         &mut self,
         address: u64,
         block: &[u8],
@@ -54,10 +57,11 @@ impl SavedContexts {
         let words = block.chunks_exact(8);
         for (address, word) in (address..).step_by(8).zip(words) {
             let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+            // In a `ucontext_t`, this pointer points to the floating point state in the same structure.
             if word.wrapping_sub(address) == FLOAT_STATE_OFFSET - FLOAT_POINTER_OFFSET {
                 let field = address - (FLOAT_POINTER_OFFSET - STACK_POINTER_OFFSET);
                 if let Some(saved) = read(field) {
-                    self.add(saved);
+                    self.record_stack_pointer(saved);
                 }
             }
             // A plain pointer or a small number; only one mangled pointer of 2^17 looks so.
@@ -67,13 +71,13 @@ impl SavedContexts {
             let rotated = word.rotate_right(MANGLE_ROTATION);
             let mut decoded = self.guards.iter().map(|guard| rotated ^ guard);
             if let Some(saved) = decoded.find(|saved| self.hull.contains(saved)) {
-                self.add(saved);
+                self.record_stack_pointer(saved);
             }
         }
     }
 
     /// Records a stack pointer, if it lies in an unused part.
-    fn add(&mut self, saved: u64) {
+    fn record_stack_pointer(&mut self, saved: u64) {
         let index = self.unused.partition_point(|part| part.end <= saved);
         if self
             .unused
@@ -85,8 +89,8 @@ impl SavedContexts {
         }
     }
 
-    /// Returns the frames of the contexts that were found since the last call, with what lies above them in the unused
-    /// part, and no longer counts these as unused.
+    /// Returns the frames of the contexts that were found since the last call, each with all memory above it in the
+    /// same unused part. From then on, these no longer count as unused.
     pub(crate) fn take_frames(&mut self) -> Vec<Range<u64>> {
         let parts = self.unused.iter_mut().zip(&mut self.lowest);
         let frames = parts.filter_map(|(part, lowest)| {
@@ -113,7 +117,7 @@ mod tests {
         let mut contexts = SavedContexts::new(vec![GUARD], vec![0x1000..0x2000, UNUSED]);
         let mut block = vec![0; 512];
         block[offset as usize..][..8].copy_from_slice(&word.to_le_bytes());
-        contexts.search(BLOCK, &block, |address| (address == field).then_some(SAVED));
+        contexts.search_block(BLOCK, &block, |address| (address == field).then_some(SAVED));
         assert_eq!(contexts.take_frames(), expected);
         assert_eq!(contexts.take_frames(), []);
     }
@@ -134,15 +138,15 @@ mod tests {
     #[test]
     fn deeper_context_adds_frames_below() {
         let mut contexts = SavedContexts::new(Vec::new(), vec![UNUSED]);
-        contexts.add(SAVED);
-        contexts.add(SAVED + 8);
+        contexts.record_stack_pointer(SAVED);
+        contexts.record_stack_pointer(SAVED + 8);
         assert_eq!(
             contexts.take_frames(),
             std::slice::from_ref(&(SAVED - 128..UNUSED.end))
         );
-        contexts.add(SAVED + 8);
+        contexts.record_stack_pointer(SAVED + 8);
         assert_eq!(contexts.take_frames(), []);
-        contexts.add(UNUSED.start);
+        contexts.record_stack_pointer(UNUSED.start);
         assert_eq!(
             contexts.take_frames(),
             std::slice::from_ref(&(UNUSED.start..SAVED - 128))

@@ -1,8 +1,8 @@
 //! Objects of shared mappings: files, memory files and anonymous shared memory.
 //!
-//! A copy of a process has the mappings, but none of their page tables (kernel/fork.c, `vma_needs_copy`): to read a page
-//! there would make the kernel allocate it. The object itself can be read without an effect, also those parts of it
-//! that the process has never touched.
+//! A copy of a process has the mappings, but none of their page tables (kernel/fork.c, `vma_needs_copy`): to read a
+//! page there would make the kernel allocate it. The object itself can be read without an effect, also those parts of
+//! it that the process has never touched.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -56,7 +56,7 @@ impl SharedObject {
         kind.is_ok_and(|kind| is_memory_kind(kind) || is_message_queue_kind(kind))
     }
 
-    /// Wraps an opened file, and looks up whether it is in memory or a POSIX message queue. Later calls change the
+    /// Wraps an opened file, and finds out whether it is in memory or a POSIX message queue. Later calls change the
     /// file's position.
     pub(crate) fn from_file(file: File) -> Self {
         let kind = fstatfs(&file).map(|status| status.filesystem_type());

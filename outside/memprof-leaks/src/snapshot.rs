@@ -84,15 +84,15 @@ pub struct Snapshot {
 }
 
 impl CopyTarget {
-    /// Checks without stopping the process whether it can be copied. Locks it against other instances of memprof, for
-    /// which it waits up to a second.
+    /// Checks without stopping the process whether it can be copied. Locks the process against other instances of
+    /// memprof, and waits for the lock up to a second.
     ///
     /// # Errors
-    /// A reason why it cannot.
+    /// A reason why the process cannot be copied.
     pub fn inspect(pid: u32) -> Result<Self, Error> {
         let memory = Memory::open_by_child(pid);
         // Locked first: another memprof that holds the lock also traces the process, which an examination would refuse.
-        let locked = memory.as_ref().map(lock_with_timeout);
+        let locked = memory.as_ref().map(lock_process_with_timeout);
         // The examination comes before the result of the opening, because its refusal has the reason.
         let status = examine_for(Purpose::Read, pid)?.status;
         locked
@@ -331,7 +331,7 @@ impl Snapshot {
 
 /// Locks the process against other instances of memprof that write to its stacks. Waits for one that cleans up
 /// after a killed search: it holds the lock only for a moment. Fails after [`LOCK_TIMEOUT`].
-fn lock_with_timeout(memory: &Memory) -> io::Result<()> {
+fn lock_process_with_timeout(memory: &Memory) -> io::Result<()> {
     let start = Instant::now();
     loop {
         match memory.try_lock_process() {

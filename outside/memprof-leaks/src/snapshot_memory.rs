@@ -76,7 +76,7 @@ impl SnapshotMemory {
 
     /// Opens the objects of shared memory, and adds the pages with data that the process itself has not touched, or
     /// whose page tables were dropped. Adds pages of files on disk up to [`MAX_DISK_BYTES`] in all, and none of a file
-    /// that the process may only read. Notes those that cannot be read.
+    /// that the process may only read. Records in `unread_shared` the memory that cannot be read. Skips devices.
     fn add_shared_objects(&mut self, snapshot: &Snapshot) {
         let (mut unopened, mut unread) = (0, 0);
         let mut on_disk = MAX_DISK_BYTES;
@@ -193,9 +193,9 @@ impl SnapshotMemory {
         done
     }
 
-    /// Reads as [`Self::read`] does, within a mapping. A copied mapping is read in the copy. Another one is read in the
-    /// running process if it maps a file, or if nothing was saved; saved content then replaces what was read, and the
-    /// rest is zeros.
+    /// Reads as many bytes at an address as can be read within one mapping, and returns their number. Reads a mapping
+    /// that the copy has in the copy. Reads a mapping that it lacks in the running process, if it maps a file, or if
+    /// nothing was saved; saved content then replaces what was read, and the rest is zeros.
     fn read_region(&self, region: &Region, address: u64, buffer: &mut [u8]) -> usize {
         if region.is_shared {
             return self.read_shared(region, address, buffer);
@@ -220,9 +220,9 @@ impl SnapshotMemory {
         buffer.len()
     }
 
-    /// Reads as [`Self::read_region`] does, in shared memory: from the object if it is open, or else, if nothing was
-    /// saved, the resident pages in the running process, because to read others would allocate them. Saved content
-    /// replaces what is read; the rest is zeros.
+    /// Reads as many bytes at an address as can be read within one shared mapping, and returns their number. Reads the
+    /// mapping's object if it is open. Else, if nothing was saved, reads the resident pages in the running process,
+    /// because reading others would allocate them. Saved content replaces what is read; the rest is zeros.
     fn read_shared(&self, region: &Region, address: u64, buffer: &mut [u8]) -> usize {
         buffer.fill(0);
         if let Some(object) = self.objects.get(&region.range.start) {
@@ -270,7 +270,7 @@ impl SnapshotMemory {
         String::from_utf8(bytes).ok()
     }
 
-    /// Word of a structure at an offset, in bytes. `None` if it cannot be read.
+    /// Word at `offset` bytes from the start of a structure. `None` if it cannot be read.
     pub(crate) fn read_field(&self, structure: u64, offset: u64) -> Option<u64> {
         self.read_word(structure.checked_add(offset)?)
     }
@@ -329,6 +329,7 @@ impl<'a> CachedReader<'a> {
         let end = self.start + self.length as u64;
         if address < self.start || address.checked_add(8)? > end {
             let start = address & !(PAGE_SIZE - 1);
+            // A start in front of the last block wraps around to a long distance.
             let is_behind = start.wrapping_sub(self.start) <= 2 * BLOCK_SIZE as u64;
             self.requested = match is_behind {
                 true => (self.requested * 2).clamp(MIN_BLOCK_SIZE, BLOCK_SIZE),

@@ -47,8 +47,9 @@ impl<'a> Stacks<'a> {
             .or_else(|| self.sampled.read_stack(self.view, start))
     }
 
-    /// Mean bytes between the samples. `None` if there are none, or jemalloc's profiler took some: it gives a sampled
-    /// object another size than others of that kind have.
+    /// Mean bytes between the samples of memprof's sampler, the least one if there are several. `None` if there is no
+    /// sampler, or jemalloc's profiler took samples: it gives a sampled object another size than other objects of its
+    /// kind have.
     pub(crate) fn sample_interval(&self) -> Option<u64> {
         self.sampled
             .min_sample_interval()
@@ -82,7 +83,7 @@ pub(crate) fn candidate_starts<'a>(
 /// Symbolizes stacks by the files of a process. Returns the functions of each stack, in the order of `stacks`.
 ///
 /// # Errors
-/// A reason why they have no names, as a sentence.
+/// A reason why the stacks have no names, as a sentence.
 pub(crate) fn symbolize<'a>(
     stacks: impl Iterator<Item = &'a Stack>,
     mappings: Vec<Mapping>,

@@ -1,5 +1,5 @@
-//! Lists whose nodes have one link: the addresses of both neighbours, combined by XOR. Only the last node's link is a plain
-//! address, that of the node before.
+//! Lists whose nodes have one link: the addresses of both neighbours, combined by XOR. Only the last node's link is a
+//! plain address, that of the node before.
 
 use crate::objects::{Object, Objects};
 
@@ -13,14 +13,14 @@ type ReadWord<'a> = dyn FnMut(u64) -> Option<u64> + 'a;
 
 /// Marks the unreachable nodes of lists in which each link is the XOR of both neighbours' addresses, if two nodes next
 /// to them are reachable. Returns their starts. Gives up after [`STEPS_PER_OBJECT`] steps per unreachable object.
-pub(crate) fn mark_xor_lists(objects: &Objects, word: &mut ReadWord<'_>) -> Vec<u64> {
+pub(crate) fn mark_xor_lists(objects: &Objects, read_word: &mut ReadWord<'_>) -> Vec<u64> {
     let mut steps = STEPS_PER_OBJECT * objects.unreachable_count();
     let mut marked = Vec::new();
     for end in objects.unreachable() {
         for offset in (0..end.size().min(MAX_LINK_OFFSET)).step_by(8) {
             let mut walk = ListWalk {
                 objects,
-                word: &mut *word,
+                read_word: &mut *read_word,
                 size: end.size(),
                 offset,
             };
@@ -38,7 +38,7 @@ pub(crate) fn mark_xor_lists(objects: &Objects, word: &mut ReadWord<'_>) -> Vec<
 /// Walk along a list whose nodes have one size and their link at one offset.
 struct ListWalk<'a, 'b> {
     objects: &'a Objects,
-    word: &'a mut ReadWord<'b>,
+    read_word: &'a mut ReadWord<'b>,
     size: u64,
     offset: u64,
 }
@@ -61,6 +61,7 @@ impl ListWalk<'_, '_> {
                 break;
             };
             if self.is_marked(node) {
+                // Two reachable neighbours count only if a node follows behind them, or the list begins there (0).
                 let after = self.read_link(next).map(|link| link ^ node);
                 let goes_on = after.is_some_and(|after| after == 0 || self.is_node(after));
                 match self.is_marked(next) && goes_on {
@@ -75,7 +76,7 @@ impl ListWalk<'_, '_> {
 
     /// Link of a node, its neighbours' addresses combined by XOR. `None` if it cannot be read.
     fn read_link(&mut self, node: u64) -> Option<u64> {
-        (self.word)(node + self.offset)
+        (self.read_word)(node + self.offset)
     }
 
     /// Whether a node may begin at an address: an object of the list's size begins there.

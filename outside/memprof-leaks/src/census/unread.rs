@@ -14,7 +14,7 @@ pub(super) struct Amount {
 }
 
 impl Amount {
-    /// Counts one more object or table, of that size.
+    /// Counts one more object or table, of `bytes` bytes.
     pub(super) fn add_item(&mut self, bytes: u64) {
         self.count += 1;
         self.bytes = self.bytes.saturating_add(bytes);
@@ -41,8 +41,8 @@ pub(super) struct Unread {
 }
 
 impl Unread {
-    /// Counts those tables of an object that lie in memory of no walked heap, as far as that is mapped. Omits tables in
-    /// mapped files: they are constants of the interpreter.
+    /// Counts the tables of an object that lie outside all walked heaps, each at most up to the end of its mapping.
+    /// Omits tables at unmapped addresses, and tables in mapped files: those are constants of the interpreter.
     pub(super) fn add_foreign_tables(
         &mut self,
         size: &ObjectSize,
@@ -60,7 +60,8 @@ impl Unread {
         }
     }
 
-    /// Returns a warning for each kind that is not empty.
+    /// Returns a warning, with number and size, for each kind of objects or tables that were not read, or not counted
+    /// by type.
     pub(super) fn warnings(&self) -> Vec<String> {
         let kinds = [
             (

@@ -29,8 +29,9 @@ use crate::resident_pages::PAGE_SIZE;
 use crate::snapshot::Registers;
 use crate::snapshot_memory::{CachedReader, SnapshotMemory};
 
-/// Walks the heap. `None` if the process has no glibc, or allocated nothing with it. `others` is the memory of other
-/// allocators, by address, in which words may look like a block's header.
+/// Finds the copies of glibc in a process, and walks the heap of all their arenas. `None` if the process has no glibc,
+/// or allocated nothing with it. `others` is the memory of other allocators, by address, in which words may look like a
+/// block's header.
 ///
 /// # Errors
 /// `Memory`: the search needs more memory than `--max-memory`.
@@ -55,7 +56,7 @@ pub(crate) fn walk_heap(
         }
         caches.append(&mut walk.caches);
     }
-    // Their memory is found by its form alone: all other arenas come before.
+    // The memory of main arenas is found by its form alone, so that of all other arenas is excluded before.
     for (copy, caches) in copies.iter().zip(&mut caches) {
         let may_use_brk = copies.len() == 1 || copy.may_use_brk(view);
         let brk = main_arena::brk_range(view).filter(|_| may_use_brk);
@@ -71,12 +72,14 @@ pub(crate) fn walk_heap(
         return Ok(None);
     }
     let releases = Release::read_all(view);
+    // The form of the caches is known, but the process may have none: then no chunk is cached.
     let may_have_no_caches = || {
         let is_known = !releases.is_empty() && releases.iter().all(|release| release.is_known());
         let has_none = parameters.is_some_and(|found| found.cache_count == 0);
         is_known && layout.has_late_caches || has_none
     };
     for (copy, mut caches) in copies.iter().zip(caches) {
+        // A copy of glibc that allocated nothing has no caches to be found.
         if copies.len() > 1 && !copy.has_memory(view) {
             continue;
         }
@@ -89,8 +92,8 @@ pub(crate) fn walk_heap(
     Ok(Some(heap))
 }
 
-/// Counts of all copies of glibc. `None` if those of one are not found, or if chunks with mappings of their own differ
-/// in their layout.
+/// Adds up the counters of all copies of glibc (`struct malloc_par`). `None` if those of one copy are not found, or if
+/// the copies differ in the layout of chunks with mappings of their own.
 fn total_parameters(copies: &[GlibcCopy]) -> Option<Parameters> {
     let tail = |copy: &GlibcCopy| copy.main_arena.layout.mapped_tail;
     let mut found = copies.iter().map(|copy| {
@@ -98,7 +101,7 @@ fn total_parameters(copies: &[GlibcCopy]) -> Option<Parameters> {
         copy.parameters.filter(|_| has_same_tail)
     });
     let first = found.next()??;
-    found.try_fold(first, |total, own| Some(total.plus(&own?)))
+    found.try_fold(first, |total, own| Some(total.add_counts(&own?)))
 }
 
 /// Reason why no heap of glibc can be found: memprof does not know the release of the process's glibc. `None` if it
@@ -120,7 +123,8 @@ struct HeapWalk<'a> {
 }
 
 impl<'a> HeapWalk<'a> {
-    /// Creates the walk of a snapshot, with an empty heap. It reserves the memory of what it finds in `budget`.
+    /// Creates the walk of a snapshot, with an empty heap. The walk reserves in `budget` the memory that memprof takes
+    /// for the objects found.
     fn new(view: &'a SnapshotMemory, budget: &'a mut MemoryBudget) -> Self {
         Self {
             view,
@@ -131,8 +135,9 @@ impl<'a> HeapWalk<'a> {
         }
     }
 
-    /// Walks the heaps of an arena other than the main one, and records those that it does not find. Fails with
-    /// `Memory` if that needs more than `--max-memory`.
+    /// Walks the heaps of an arena other than the main one. Records as unproven the bytes that the arena got from the
+    /// kernel, but that lie in none of the heaps found. Fails with `Memory` if the heaps' objects need more than
+    /// `--max-memory`.
     fn add_other_arena(&mut self, arena: &Arena) -> Result<(), Error> {
         let heaps = arena.heaps(self.view);
         let mut bytes = 0;
@@ -146,9 +151,10 @@ impl<'a> HeapWalk<'a> {
         Ok(())
     }
 
-    /// Walks the memory of a main arena, and records the part of it that is not found. `brk` is the memory of brk(2),
-    /// `None` if the arena has none of it. `parameters` have its first chunk; if they are `None`, that chunk is searched.
-    /// Fails with `Memory` if that needs more than `--max-memory`.
+    /// Walks the memory of a main arena. Records as unproven the bytes that the arena got from the kernel but that are
+    /// not found, and memory that looks like the arena's but is more than it got. `brk` is the memory of brk(2), `None`
+    /// if the arena has none of it. `parameters` have its first chunk; if they are `None`, that chunk is searched.
+    /// Fails with `Memory` if the objects need more than `--max-memory`.
     fn add_main_arena(
         &mut self,
         arena: &Arena,
@@ -175,9 +181,9 @@ impl<'a> HeapWalk<'a> {
         Ok(())
     }
 
-    /// Walks a segment, and adds its objects and top chunk to the heap. `is_main`: it is one of the main arena, the
+    /// Walks a segment, and adds its objects and top chunk to the heap. `is_main`: it belongs to the main arena, the
     /// only one whose top chunk `malloc_trim(3)` releases. Returns the end of its memory. If its chunks cannot be
-    /// followed, records it as unproven and returns `None`. Fails with `Memory` if the segment needs more than
+    /// followed, records it as unproven and returns `None`. Fails with `Memory` if its objects need more than
     /// `--max-memory`.
     fn add_segment(&mut self, segment: Segment, is_main: bool) -> Result<Option<u64>, Error> {
         let Range { start, end } = segment.chunks();
@@ -203,7 +209,8 @@ impl<'a> HeapWalk<'a> {
         Ok(Some(walked.end))
     }
 
-    /// Adds the top chunk of an arena, which is free. Only that of the main arena (`is_main`) is purgeable.
+    /// Adds the top chunk of an arena, without its header, to the unused memory. Only the top chunk of the main arena
+    /// (`is_main`) is purgeable.
     fn add_top_chunk(&mut self, chunk: Range<u64>, is_main: bool) {
         self.heap.unused.push(UnusedMemory {
             range: (chunk.start + HEADER_SIZE).min(chunk.end)..chunk.end,
@@ -211,7 +218,8 @@ impl<'a> HeapWalk<'a> {
         });
     }
 
-    /// Records memory that an arena got from the kernel and that is in none of its segments. Ignores less than a page.
+    /// Records as unproven the memory that an arena got from the kernel and that is in none of its segments. Ignores
+    /// less than a page.
     fn record_missing_bytes(&mut self, bytes: u64) {
         if bytes >= PAGE_SIZE {
             let size = bytes >> 10;

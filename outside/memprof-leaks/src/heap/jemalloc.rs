@@ -50,9 +50,11 @@ pub(crate) fn walk_heap(
     if blocks.values().sum::<usize>() < MIN_SLABS {
         return Ok(None);
     }
+    // A record outside the blocks with slabs may be other data that resembles one.
     found.retain(|extent| blocks.contains_key(&(extent.record / OWN_BLOCK_SIZE)));
-    // Of two overlapping extents, the first is kept; at the same address, the active one.
+    // If two extents overlap, the first is kept; at the same address, the active one.
     found.sort_by_key(|extent| (extent.range.start, extent.state != ExtentState::Active));
+    // The blocks with the records are the allocator's own memory.
     let mut heap = FoundHeap::default();
     heap.excluded.extend(
         blocks

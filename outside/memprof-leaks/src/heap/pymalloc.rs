@@ -198,7 +198,8 @@ pub(super) fn walk_pools(
     Ok(heap)
 }
 
-/// Adds adjacent pools as a span. Fails with `Memory` if its bitmaps need more than `--max-memory`.
+/// Adds adjacent pools to `heap` as one span, and excludes their memory from the roots. Fails with `Memory` if the
+/// span's bitmaps need more than `--max-memory`.
 fn add_pool_run(
     run: &[Pool],
     heap: &mut FoundHeap,

@@ -10,7 +10,7 @@ use memprof_ptrace::frame_memory::loaded_libraries;
 use memprof_ptrace::library_image::LibraryImage;
 
 use super::FoundHeap;
-use crate::c_library::{has_name_start, is_c_library};
+use crate::c_library::{has_file_name_prefix, is_c_library};
 use crate::names::read_functions_of_file;
 use crate::regions::Region;
 use crate::snapshot::Registers;
@@ -120,9 +120,9 @@ pub(super) struct UnsupportedHeaps {
     pub(super) is_of_libc: bool,
 }
 
-/// Finds allocators whose heaps were not walked. `walked` are the names of those whose heaps were. The result has a
-/// refusal if most objects would be missing; else it has the parts of which no object is reported. If no allocator
-/// explains large other memory, it has a warning.
+/// Finds allocators whose heaps were not walked. `walked` are the names of the allocators whose heaps were walked, and
+/// `heap` is the result of these walks. The return value has a refusal if most objects would be missing; else it has
+/// the parts of which no object is reported. If no allocator explains large other memory, it has a warning.
 pub(super) fn find_unsupported_heaps(
     view: &SnapshotMemory,
     threads: &[Registers],
@@ -195,8 +195,8 @@ pub(super) fn find_unsupported_heaps(
     }
 }
 
-/// Finds the file whose `malloc` the program calls: the first that defines it, in the order of the loader's list.
-/// `Unknown` if there is none, as in a statically linked program, which has no list of libraries.
+/// Finds the file whose `malloc` the program calls: the first that defines it, in the order of the loader's list of
+/// libraries. `Unknown` if no file does, or if there is no such list, as in a statically linked program.
 fn find_malloc_provider(view: &SnapshotMemory) -> MallocProvider<'_> {
     let memory = view.copy_memory();
     let maps = fs::read(format!("/proc/{}/maps", view.copy_pid())).unwrap_or_default();
@@ -217,11 +217,12 @@ fn find_malloc_provider(view: &SnapshotMemory) -> MallocProvider<'_> {
 /// checks (which calls glibc's malloc), or musl, by its name.
 fn has_libc_malloc(path: &str) -> bool {
     let others: [&[u8]; 4] = [b"ld-linux", b"ld-2.", b"libc_malloc_debug", b"libc.so"];
-    is_c_library(path.as_bytes()) || has_name_start(path.as_bytes(), &others)
+    is_c_library(path.as_bytes()) || has_file_name_prefix(path.as_bytes(), &others)
 }
 
-/// Finds those of [`ALLOCATORS`] that the process contains: their names, each with the path of its file. An allocator
-/// is in the program if it has the functions or the texts, or else in a library that defines one of the functions.
+/// Finds those of [`ALLOCATORS`] that the process contains: their names, each with the path of its file. The file is
+/// the program if that has the allocator's functions or texts, or else a library that defines one of the functions.
+/// Empty if no file is mapped.
 fn find_other_allocators(view: &SnapshotMemory) -> Vec<(&'static str, &str)> {
     let Some(program) = program_file(view) else {
         return Vec::new();
@@ -269,7 +270,7 @@ fn find_other_allocators(view: &SnapshotMemory) -> Vec<(&'static str, &str)> {
     found.collect()
 }
 
-/// Path of the file that contains a jemalloc: a library of that name, or the program. `None` if there is none.
+/// Path of the file that contains a jemalloc: a library of that name, or else the program. `None` if neither does.
 fn find_jemalloc_file(view: &SnapshotMemory) -> Option<&str> {
     let file = |region: &Region| region.is_file && region.name.contains("/libjemalloc");
     let library = view.regions.iter().find(|region| file(region));

@@ -25,9 +25,9 @@ pub(super) fn memory_size(objects: u64) -> u64 {
     objects * size_of::<u16>() as u64 + bitmaps + LIST_BYTES
 }
 
-/// Finds the objects that the holders reach, rank by rank, the nearest objects of a rank first. Returns their groups,
-/// for which `max_bytes` may be used, and whether each object is in a group of its kind. `None` if there are too many
-/// holders.
+/// Finds the objects that the holders reach: rank by rank, where a holder's rank is its precedence, and within a rank
+/// the nearest objects first. Returns their groups, for which `max_bytes` may be used, and whether each object is in a
+/// group of its kind. `None` if the holders alone are more than [`MAX_GROUPS`].
 pub(super) fn find_groups(
     scanner: &PointerScanner<'_>,
     holders: &ExternalHolders,
@@ -71,7 +71,8 @@ pub(super) fn find_groups(
     Some(groups.finish())
 }
 
-/// Adds an object to the frontier with its holder's group, unless it was found before.
+/// Adds an object to the frontier, the objects whose pointers are read next, and stores its holder's group. Does
+/// nothing if the object was found before.
 fn add_to_frontier(target: u32, group: u16, group_of: &mut [u16], frontier: &mut Frontier) {
     let own = &mut group_of[target as usize];
     if *own == NO_GROUP {
@@ -98,7 +99,8 @@ impl Frontier {
         }
     }
 
-    /// Whether the frontier has no object. It tests only the list: the bitmap has objects only while the list is full.
+    /// Whether the frontier has no object. Tests only the list, because the bitmap has objects only while the list is
+    /// full.
     fn is_empty(&self) -> bool {
         self.listed.is_empty()
     }

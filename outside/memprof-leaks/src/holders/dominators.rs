@@ -83,12 +83,13 @@ struct DfsOrder {
 }
 
 impl DfsOrder {
-    /// Rank of the roots from which a node was visited first.
+    /// Rank of the roots from which the node with this index was visited first.
     fn rank(&self, node: u32) -> usize {
         self.ranks.partition_point(|end| *end <= node)
     }
 
-    /// Appends a node with the index of its parent; returns its own index.
+    /// Appends a node with the index of its parent; returns its own index. Stores the index of an object also by the
+    /// object's number.
     fn append_node(&mut self, node: u32, parent: u32) -> u32 {
         let index = self.nodes.len() as u32;
         self.nodes.push(node);
@@ -100,8 +101,8 @@ impl DfsOrder {
     }
 }
 
-/// Numbers the nodes in depth-first order, from `roots`, which are sorted by rank. Objects are the nodes 0 to `count`,
-/// external holders those after; entry 0 of the order is a root of all.
+/// Numbers the nodes in depth-first order, from `roots`, which are sorted by rank. Objects are the nodes below `count`,
+/// external holders those from `count` on. Entry 0 of the order is an artificial root above all holders.
 fn depth_first_order(graph: &PointerGraph, roots: &[ExternalHolder], count: u32) -> DfsOrder {
     let mut order = DfsOrder {
         nodes: vec![NO_NODE],
@@ -150,8 +151,8 @@ struct Predecessors {
     nodes: Vec<u32>,
 }
 
-/// Collects for each node the nodes that point to it, except those of a later rank. Consumes the graph to release
-/// its memory.
+/// Collects for each node the nodes that point to it, except those of a later rank: an object belongs to the holders of
+/// the lowest rank that reaches it. Consumes the graph to release its memory.
 fn collect_predecessors(
     graph: PointerGraph,
     roots: &[ExternalHolder],
@@ -195,8 +196,8 @@ fn collect_predecessors(
     Predecessors { first, nodes }
 }
 
-/// Replaces each node's parent in the depth-first search by its immediate dominator (Lengauer and Tarjan's
-/// semidominators). 0 is the root.
+/// Replaces each node's parent in the depth-first search by its immediate dominator, from Lengauer and Tarjan's
+/// semidominators. Node 0 is the root.
 fn set_dominators(predecessors: &Predecessors, parents: &mut [u32]) {
     let count = parents.len() as u32;
     let mut forest = Forest {
@@ -209,7 +210,7 @@ fn set_dominators(predecessors: &Predecessors, parents: &mut [u32]) {
         let range = predecessors.first[node as usize]..predecessors.first[node as usize + 1];
         let mut semi = parents[node as usize];
         for predecessor in &predecessors.nodes[range.start as usize..range.end as usize] {
-            let label = forest.least_above(*predecessor, node + 1);
+            let label = forest.node_with_least_semi(*predecessor, node + 1);
             semi = semi.min(forest.semi[label as usize]);
         }
         forest.semi[node as usize] = semi;
@@ -234,7 +235,7 @@ struct Forest {
 impl Forest {
     /// Node with the least `semi` among `node` and those above it, up to the last one whose number is at least
     /// `linked`. Shortens the path for later calls.
-    fn least_above(&mut self, node: u32, linked: u32) -> u32 {
+    fn node_with_least_semi(&mut self, node: u32, linked: u32) -> u32 {
         let mut current = node;
         while self.above[current as usize] >= linked {
             self.path.push(current);

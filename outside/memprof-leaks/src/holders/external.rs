@@ -40,8 +40,8 @@ pub(super) struct ExternalHolders {
 }
 
 impl ExternalHolders {
-    /// Finds the holders in the roots of a snapshot, and reserves their memory. Fails with `Memory` if that exceeds
-    /// `--max-memory`.
+    /// Finds the holders outside the heap: variables of Python, memory that is a root, registers and the kernel.
+    /// Reserves the memory for them and their targets in `budget`. Fails with `Memory` if that exceeds `--max-memory`.
     pub(super) fn find(
         analyzed: &AnalyzedSnapshot<'_>,
         scanner: &PointerScanner<'_>,
@@ -96,7 +96,7 @@ fn add_holders_in_range(
     for Range { start, end } in split_into_blocks(range) {
         let length = (end - start) as usize;
         let read = analyzed.view.read(start, &mut block[..length]);
-        // By address, because a search for the holder of each word would take long.
+        // Words come by address, so the holder of one is mostly that of the last; a search for each would take long.
         let words = block[..read].windows(WORD).step_by(step);
         for (address, word) in (start..).step_by(step).zip(words) {
             let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
@@ -142,7 +142,7 @@ impl TargetSet {
         targets
     }
 
-    /// Adds a target. Removes duplicates whenever the number of targets has doubled.
+    /// Adds a target, unless it is the last one already. Removes duplicates whenever the number of targets has doubled.
     fn push(&mut self, target: u32) {
         if self.all.last() == Some(&target) {
             return;
@@ -170,7 +170,7 @@ struct HolderBuilder {
 }
 
 impl HolderBuilder {
-    /// Creates a builder without holders. Its result may need as many bytes as `budget` has left.
+    /// Creates a builder without holders. Its result may need at most as many bytes as `budget` has left.
     fn new(budget: MemoryBudget) -> Self {
         Self {
             holders: BTreeMap::new(),
@@ -202,6 +202,7 @@ impl HolderBuilder {
 }
 
 impl From<HolderBuilder> for ExternalHolders {
+    /// Numbers the holders in their order, removes duplicate targets, and sorts the roots by rank.
     fn from(found: HolderBuilder) -> Self {
         let mut holders = Self {
             all: Vec::new(),

@@ -105,8 +105,8 @@ impl GroupBuilder {
     }
 
     /// Group of objects of a kind that an object of the group `above` holds. If `above` or one of its holders has the
-    /// kind, it is that group: objects of the kind hold each other. Else it is a new group, or `above` if the limit is
-    /// reached.
+    /// kind, the result is that group: objects of the kind hold each other. Else the result is a new group, or `above`
+    /// if the limit is reached.
     fn find_or_add_group(
         &mut self,
         above: u32,
@@ -150,7 +150,8 @@ impl GroupBuilder {
     }
 }
 
-/// Group without objects. `is_shared` is that of [`HolderGroup`].
+/// Group without objects. `parent` is the index of the group that holds it; `is_shared`: other holders reach its
+/// objects, too.
 fn new_group(kind: GroupKind, parent: usize, is_shared: bool) -> HolderGroup {
     HolderGroup {
         kind,

@@ -81,7 +81,7 @@ pub(super) fn find_holder_at(
 ) -> (Holder, Range<u64>) {
     if let Some(mut variable) = names.variable_at(address) {
         let mut end = address + variable.rest.max(8);
-        // Without a symbol, the variable is extended to its page.
+        // `rest` is 0 without a symbol: then the variable is extended to its page.
         if variable.rest == 0 && !is_exact {
             let within = address % PAGE_SIZE;
             end = address - within + PAGE_SIZE;

@@ -123,7 +123,7 @@ impl HeapObjectKinds {
         self.by_object[number as usize] = kind;
     }
 
-    /// Kind of the object with that number, and its index in `all`.
+    /// Index in `all` of the kind of the object with that number, and the kind.
     pub(super) fn kind_of(&self, number: u32) -> (u32, &HeapObjectKind) {
         let kind = self.kind_index(number);
         (kind, &self.all[kind as usize])
@@ -136,8 +136,8 @@ impl HeapObjectKinds {
 }
 
 impl HeapObjectKind {
-    /// Kind of an object that has no known class, by its size in bytes. Sizes above `MAX_EXACT_SIZE` are rounded up
-    /// to a power of two.
+    /// Kind of an object that has no known class, by its size in bytes. Sizes above 1 KiB are rounded up to a power of
+    /// two.
     pub fn for_size(size: u64) -> Self {
         Self::Size(match size {
             size if size <= MAX_EXACT_SIZE => size,

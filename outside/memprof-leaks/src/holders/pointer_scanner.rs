@@ -60,10 +60,10 @@ impl<'a> PointerScanner<'a> {
         CachedReader::new(&self.analyzed.view)
     }
 
-    /// Calls `found` with the number of each other object to which the object points, until it returns `Break`. An
-    /// array may point to the same objects repeatedly. Does nothing for an opaque object. Skips a `PyGC_Head`, words
-    /// behind the pointers of a Python object, and pointers that are variables of Python, because these are holders
-    /// themselves. Reads only the resident pages of a large object.
+    /// Calls `found` with the number of each other object to which the object points, until it returns `Break`, which
+    /// is then returned. An array may point to the same objects repeatedly. Does nothing for an opaque object. Skips a
+    /// `PyGC_Head`, words behind the pointers of a Python object, and pointers that are variables of Python, because
+    /// these are holders themselves. Reads only the resident pages of a large object.
     pub(super) fn for_each_target(
         &self,
         number: u32,
@@ -99,8 +99,8 @@ impl<'a> PointerScanner<'a> {
         };
         let Range { mut start, end } = self.python.pointer_range(number, object);
         let end = end & !7;
-        // The collector's lists hold nothing. The first and last pointer of one lead to the interpreter's own state, and
-        // so to all threads.
+        // The collector's lists, whose links are in the `PyGC_Head`, hold nothing. The ends of a list point to the
+        // interpreter's own state, from which all threads are reached.
         let behind_head = self.analyzed.objects.python_object_in(object);
         if let Some(behind_head) = behind_head.filter(|behind| *behind <= end) {
             words(start..behind_head - GC_HEAD_SIZE)?;

@@ -40,8 +40,8 @@ pub(super) struct PythonPointers {
 }
 
 impl PythonPointers {
-    /// Finds in a snapshot which pointers are variables of Python, and where the pointers in each object end. Finds no
-    /// variables if it has no interpreter whose layout is known.
+    /// Finds in a snapshot which pointers are variables of Python, and where the pointers in each object end. Finds
+    /// nothing if the process has no interpreter whose layout is known.
     pub(super) fn find(analyzed: &AnalyzedSnapshot<'_>, object_index: &ObjectIndex<'_>) -> Self {
         let mut found = Self::default();
         let Some(interpreters) = &analyzed.python else {
@@ -104,9 +104,10 @@ impl PythonPointers {
         values.is_some_and(|values| values.binary_search(&target).is_ok())
     }
 
-    /// Records that the last pointer of an object is in front of the address `end`. If the rest of the object's block
-    /// behind `end` has 8 to 15 bytes, records only that the block's last word is no pointer. Records nothing if the
-    /// rest is less than a word, if `end` lies in front of the object, or if [`MAX_ENDS`] are recorded.
+    /// Records that the last pointer of an object is in front of the address `end`; if `end` is the object's start,
+    /// that the object has no pointers. If the rest of the object's block behind `end` has 8 to 15 bytes, records only
+    /// that the block's last word is no pointer. Records nothing if the rest is less than a word, if `end` lies in
+    /// front of the object, or if [`MAX_ENDS`] are recorded.
     fn record_pointers_end(&mut self, number: usize, object: &Object, end: u64) {
         let Range { start, end: last } = object.range;
         let bit = 1 << (number % BITS);
@@ -143,6 +144,7 @@ impl PythonPointers {
     /// Memory of the tables and the bitmaps, in bytes. The memory of the variables is counted with the holders.
     pub(super) fn memory_size(&self) -> u64 {
         let values: usize = self.tables.values().map(Vec::capacity).sum();
+        // A hash table has a control byte for each entry.
         let ends = self.ends.capacity() * (size_of::<(u32, u64)>() + 1);
         let tables = self.tables.len() * (size_of::<(u32, Vec<u32>)>() + size_of::<u64>());
         (size_of::<u32>() * values + tables + ends + 2 * size_of::<u64>() * self.empty.len()) as u64

@@ -106,14 +106,15 @@ impl SampledObjects {
         }
     }
 
-    /// Estimated memory of this value, in bytes.
+    /// Estimated memory of the stacks and of the table of sampled objects, in bytes.
     pub(super) fn memory_size(&self) -> u64 {
         let frames = self.stacks.iter().map(|stack| stack.len() as u64);
         frames.sum::<u64>() * 8 + self.by_object.len() as u64 * BYTES_PER_SAMPLE
     }
 
-    /// Drops the samples that are not reachable. Counts the objects and bytes that each other sample holds up to the
-    /// samples below it.
+    /// Drops the samples of objects that are not reachable. Counts for each other sample the objects and bytes that it
+    /// holds: those below it in the tree, but not those below the next samples, which have their own counts. `group_of`
+    /// has the group of each node of the tree.
     pub(super) fn restrict_to_held(
         self,
         analyzed: &AnalyzedSnapshot<'_>,
@@ -179,9 +180,9 @@ impl HeldSamples {
         self.all.len()
     }
 
-    /// Sums, by group, the sampled objects whose stacks `matches` accepts: their own size, and what they hold, where an
-    /// object that another selected one holds is not counted again. `matches` gets the functions of a stack, leaf first.
-    /// The groups are sorted by index.
+    /// Sums, by group, the sampled objects whose stacks `matches` accepts: their own number and size, and those of all
+    /// that they hold. If one selected object of a group holds another, the other one's share counts once. `matches`
+    /// gets the functions of a stack, leaf first. The groups are sorted by index.
     pub fn select_by_stack(&self, matches: impl Fn(&[String]) -> bool) -> Vec<SampledGroup> {
         let is_selected: Vec<_> = self.stacks.iter().map(|stack| matches(stack)).collect();
         let mut totals: Vec<_> = self.all.iter().map(|sample| sample.held).collect();

@@ -75,7 +75,7 @@ impl ThreadMemory {
         found.map(|(_, thread)| *thread)
     }
 
-    /// First address behind this one, up to `limit`, that may belong to another owner.
+    /// First address behind `address`, at most `limit`, from which on memory may belong to another owner.
     pub(super) fn next_boundary(&self, address: u64, limit: u64) -> u64 {
         let bounds = self
             .parts

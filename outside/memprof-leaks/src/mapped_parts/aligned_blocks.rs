@@ -59,13 +59,14 @@ pub(super) fn find_blocks(space: &AddressSpace) -> Vec<MemoryClaim> {
     claims
 }
 
-/// Adds the blocks of a form in a mapping to `claims`. Reads only resident pages.
+/// Adds the blocks of this form in a mapping to `claims`. Reads only resident pages.
 fn add_blocks_in_mapping(
     space: &AddressSpace,
     form: &BlockForm,
     mapping: &Mapping<'_>,
     claims: &mut Vec<MemoryClaim>,
 ) {
+    // A block may reach beyond a run of resident pages into the next one.
     let mut next = mapping.range.start;
     for run in resident_anonymous(&space.pagemap, &mapping.range) {
         let mut address = run.start.max(next).next_multiple_of(form.alignment);
@@ -91,9 +92,9 @@ fn add_block(claims: &mut Vec<MemoryClaim>, form: &BlockForm, block: Range<u64>)
     }
 }
 
-/// Size in bytes of the V8 page (`MemoryChunk`, as from V8 8 to 11) at an address. Its header has the bounds of its
-/// objects in the words 3 and 4, and the address and size of its memory reservation in the words 10 and 11. `None` if
-/// no page is there.
+/// Size in bytes of the V8 page (`MemoryChunk`, as from V8 8 to 11) at an address. Counted from 0, word 0 of its header
+/// is its size, the words 3 and 4 are the bounds of its objects, and the words 10 and 11 are the address and size of
+/// its memory reservation. `None` if no page is there.
 fn v8_page_size(space: &AddressSpace, address: u64) -> Option<u64> {
     const MAX_HEADER: u64 = 16 << 10;
     let header: [u64; 12] = space.read_words(address)?;
@@ -120,7 +121,7 @@ fn zend_chunk_size(space: &AddressSpace, address: u64) -> Option<u64> {
     is_chunk.then_some(ZEND_CHUNK)
 }
 
-/// Reads the header of a pool of pymalloc at an address; `None` unless its fields are consistent.
+/// Reads the header of a pool of pymalloc at an address; `None` if it cannot be read, or its fields are inconsistent.
 fn read_pool_header(space: &AddressSpace, address: u64) -> Option<PoolHeader> {
     PoolHeader::parse(address, space.read_words(address)?)
 }

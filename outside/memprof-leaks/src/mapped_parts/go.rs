@@ -20,7 +20,7 @@ pub(super) fn find_arenas(space: &AddressSpace) -> Vec<MemoryClaim> {
         let anonymous = space.anonymous_mappings();
         anonymous.filter(|mapping| FIRST_ARENAS.contains(&mapping.range.start))
     };
-    if arenas().next().is_none() || !is_go(space) {
+    if arenas().next().is_none() || !has_go_build_info(space) {
         return Vec::new();
     }
     let kind = MappedPartKind::LanguageHeap;
@@ -29,7 +29,7 @@ pub(super) fn find_arenas(space: &AddressSpace) -> Vec<MemoryClaim> {
 }
 
 /// Whether a mapped file, the program or a library, has Go's build information.
-fn is_go(space: &AddressSpace) -> bool {
+fn has_go_build_info(space: &AddressSpace) -> bool {
     let is_data = |access: [u8; 4]| access.starts_with(b"r") && access[2] != b'x';
     let mut data =
         mappings(&space.maps).filter(|mapping| mapping.inode != 0 && is_data(mapping.access));

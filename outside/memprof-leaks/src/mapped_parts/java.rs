@@ -1,5 +1,5 @@
-//! The heap and the compiled code of a JVM, by the table of its variables that HotSpot exports for its serviceability agent
-//! (`gHotSpotVMStructs`, vmStructs.hpp).
+//! The heap and the compiled code of a JVM, by the table of its variables that HotSpot exports for its serviceability
+//! agent (`gHotSpotVMStructs`, vmStructs.hpp).
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -32,7 +32,7 @@ pub(super) fn find_heap_and_code(space: &AddressSpace) -> Vec<MemoryClaim> {
     let Some(library) = library else {
         return Vec::new();
     };
-    let fields = read_field_places(space, library.range.start).unwrap_or_default();
+    let fields = read_field_locations(space, library.range.start).unwrap_or_default();
     let heap = heap_range(space, &fields);
     let heap = heap.map(|range| (range, MappedPartKind::LanguageHeap, "Java heap"));
     let code = code_range(space, &fields);
@@ -44,11 +44,12 @@ pub(super) fn find_heap_and_code(space: &AddressSpace) -> Vec<MemoryClaim> {
 }
 
 /// Address of a static field, or offset of another one, by type and name.
-type FieldPlaces = HashMap<[&'static str; 2], u64>;
+type FieldLocations = HashMap<[&'static str; 2], u64>;
 
 /// Looks up [`FIELDS`] in HotSpot's `gHotSpotVMStructs`: the address of a static field, the offset of another one in
-/// its object. The result lacks fields that the table lacks. `None` if the table cannot be read.
-fn read_field_places(space: &AddressSpace, base: u64) -> Option<FieldPlaces> {
+/// its object. `base` is the address of libjvm.so. The result lacks fields that the table lacks. `None` if the table
+/// cannot be read, or has an impossible stride.
+fn read_field_locations(space: &AddressSpace, base: u64) -> Option<FieldLocations> {
     let image = LibraryImage::read(&space.memory, base).ok()?;
     let variable = |name: &str| space.read_word(image.symbol_address(name)?);
     let entry = |field: &str| variable(&format!("gHotSpotVMStructEntry{field}"));
@@ -61,7 +62,7 @@ fn read_field_places(space: &AddressSpace, base: u64) -> Option<FieldPlaces> {
         entry("OffsetOffset")?,
         entry("AddressOffset")?,
     ];
-    let mut places = FieldPlaces::new();
+    let mut locations = FieldLocations::new();
     // Adjacent entries share their names, so each name is read once.
     let mut names: HashMap<u64, Option<String>> = HashMap::new();
     for index in 0..MAX_ENTRIES {
@@ -82,16 +83,16 @@ fn read_field_places(space: &AddressSpace, base: u64) -> Option<FieldPlaces> {
         let Some(field) = FIELDS.iter().find(|field| name == **field) else {
             continue;
         };
-        let place = match space.read_word(at + is_static)? as u32 {
+        let location = match space.read_word(at + is_static)? as u32 {
             0 => offset,
             _ => address,
         };
-        places.insert(*field, space.read_word(at + place)?);
-        if places.len() == FIELDS.len() {
+        locations.insert(*field, space.read_word(at + location)?);
+        if locations.len() == FIELDS.len() {
             break;
         }
     }
-    Some(places)
+    Some(locations)
 }
 
 /// Reads the text at an address up to its zero byte, at most [`NAME_LIMIT`] bytes; empty if it cannot be read. `None`
@@ -106,7 +107,7 @@ fn read_name(space: &AddressSpace, address: u64) -> Option<String> {
 
 /// Addresses that the JVM has reserved for Java's objects; `None` for a collector that does not record them (ZGC), or
 /// if they cannot be read.
-fn heap_range(space: &AddressSpace, fields: &FieldPlaces) -> Option<Range<u64>> {
+fn heap_range(space: &AddressSpace, fields: &FieldLocations) -> Option<Range<u64>> {
     let field = |name: [&'static str; 2]| fields.get(&name).copied();
     let heap = space.read_word(field(["Universe", "_collectedHeap"])?)?;
     let reserved = heap.checked_add(field(["CollectedHeap", "_reserved"])?)?;
@@ -117,7 +118,7 @@ fn heap_range(space: &AddressSpace, fields: &FieldPlaces) -> Option<Range<u64>> 
 }
 
 /// Addresses of compiled code; `None` if the JVM's table lacks their bounds, these cannot be read, or are no range.
-fn code_range(space: &AddressSpace, fields: &FieldPlaces) -> Option<Range<u64>> {
+fn code_range(space: &AddressSpace, fields: &FieldLocations) -> Option<Range<u64>> {
     let [start, end] = ["_low_bound", "_high_bound"]
         .map(|name| space.read_word(*fields.get(&["CodeCache", name])?));
     let (start, end) = (start?, end?);

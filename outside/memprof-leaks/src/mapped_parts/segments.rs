@@ -14,7 +14,7 @@ const HEADER_SIZE: usize = 56;
 /// Most program headers that are read: linkers write a dozen.
 const MAX_HEADERS: usize = 128;
 
-/// Finds the segments of all ELF files whose header is mapped.
+/// Claims the loaded segments of all ELF files whose header is mapped, as variables of the program and its libraries.
 pub(super) fn find_file_segments(space: &AddressSpace) -> Vec<MemoryClaim> {
     let images = mappings(&space.maps).filter(|mapping| mapping.inode != 0 && mapping.offset == 0);
     let ranges = images.flat_map(|image| loaded_segments(space, &image).unwrap_or_default());

@@ -1,5 +1,5 @@
-//! Stacks of threads, up to the control block that glibc puts at the end of each, also after the thread has ended. The kernel
-//! merges mappings, so other memory may follow a stack in the same one.
+//! Stacks of threads, up to the control block that glibc puts at the end of each, also after the thread has ended. The
+//! kernel merges mappings, so other memory may follow a stack in the same one.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -19,9 +19,9 @@ const SEARCH_LIMIT: u64 = 64 << 20;
 /// Bytes that are read at a time.
 const BLOCK_SIZE: u64 = 64 << 10;
 
-/// Finds the stacks of threads, up to the control block of each. Leaves out that of the main thread, whose mapping the
-/// kernel names. A stack is found by the stack pointer of a thread that waits in a system call. It is also found, as
-/// after the thread's end, if a guard lies below its mapping and the control block on the mapping's last page.
+/// Finds the stacks of threads, up to the control block of each. Leaves out the main thread's stack, whose mapping the
+/// kernel names. A stack is found by the stack pointer of a thread that waits in a system call. A stack is also found,
+/// even after the thread's end, if a guard lies below its mapping and the control block on the mapping's last page.
 pub(super) fn find_stacks(space: &AddressSpace) -> Vec<MemoryClaim> {
     let pointers = read_stack_pointers(space.pid);
     let guard_ends = guard_ends(space);
@@ -59,7 +59,7 @@ pub(super) fn find_stacks(space: &AddressSpace) -> Vec<MemoryClaim> {
         .collect()
 }
 
-/// Ends of the inaccessible mappings. Glibc puts one right below each stack.
+/// Ends of the inaccessible mappings. Glibc puts such a guard right below each stack.
 fn guard_ends(space: &AddressSpace) -> HashSet<u64> {
     mappings(&space.maps)
         .filter(|mapping| mapping.access.starts_with(b"---"))
@@ -81,9 +81,9 @@ fn read_stack_pointers(pid: u32) -> BTreeSet<u64> {
     texts.filter_map(pointer).collect()
 }
 
-/// Finds the first control block in the resident pages of a range, in its first 64 MiB. Its first and third word are
-/// its own address (`tcbhead_t`). Returns the end of its memory, at most the end of the range. `None` if there is none,
-/// or a page cannot be read.
+/// Finds the first control block of a thread (`tcbhead_t`) in the resident pages of a range, in its first 64 MiB. The
+/// first and third word of a control block are its own address. Returns the end of its memory, at most the end of the
+/// range. `None` if no control block is found, or a page cannot be read.
 fn find_control_block(space: &AddressSpace, range: Range<u64>) -> Option<u64> {
     let limit = range.end.min(range.start.saturating_add(SEARCH_LIMIT));
     let pages = space.resident_runs(&(range.start & !(CONTROL_BLOCK_SIZE - 1)..limit));
@@ -104,6 +104,7 @@ fn find_control_block(space: &AddressSpace, range: Range<u64>) -> Option<u64> {
             word(*at) == address && word(*at + 16) == address
         });
         if let Some(at) = found {
+            // The stack's memory ends with the page of the control block.
             let end = block.start + at as u64 + CONTROL_BLOCK_SIZE;
             return Some((end & !(CONTROL_BLOCK_SIZE - 1)).min(range.end));
         }

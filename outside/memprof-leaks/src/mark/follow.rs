@@ -1,5 +1,6 @@
-//! Follows the pointers of a table, for a group of objects at a time. Each step loads a word for all objects of the group
-//! before the next step uses it, so that the processor waits for the memory of many at once, not of one after another.
+//! Follows the pointers of a table, for a group of objects at a time. Each step loads a word for all objects of the
+//! group before the next step uses it, so that the processor waits for the memory of many at once, not of one after
+//! another.
 
 use std::hint::black_box;
 use std::sync::atomic::Ordering;
@@ -15,8 +16,8 @@ const MAX_FOLLOWED: usize = 1 << 16;
 
 impl Marker<'_> {
     /// Marks the objects that the objects at `starts` reach, by their pointers in the table. Reads the objects that are
-    /// not in it; if `table` is `None`, reads all. After [`MAX_FOLLOWED`] objects, it appends those that are left to
-    /// the worker's `found`.
+    /// not in the table; if `table` is `None`, reads all at `starts` and marks only the objects to which these point.
+    /// After [`MAX_FOLLOWED`] objects, appends those that are left to the worker's `found`.
     pub(super) fn follow_pointers(
         &self,
         table: Option<&PointerTable>,
@@ -24,7 +25,7 @@ impl Marker<'_> {
         worker: &mut MarkWorker<'_>,
     ) {
         let Some(table) = table else {
-            self.mark_from_batch(starts, worker);
+            self.mark_from_objects(starts, worker);
             return;
         };
         let mut open = starts.to_vec();
@@ -36,16 +37,16 @@ impl Marker<'_> {
             let first = open.len() - open.len().min(MAX_GROUP).min(rest);
             rest -= open.len() - first;
             followed += open.len() - first;
-            group.load(self.objects, table, open.drain(first..));
+            group.load_objects(self.objects, table, open.drain(first..));
             group.mark_targets(self.objects, table, &mut open, &mut unread);
             if unread.len() >= OBJECTS_PER_BATCH {
                 unread.sort_unstable();
-                self.mark_from_batch(&unread, worker);
+                self.mark_from_objects(&unread, worker);
                 unread.clear();
             }
         }
         unread.sort_unstable();
-        self.mark_from_batch(&unread, worker);
+        self.mark_from_objects(&unread, worker);
         worker.queue_starts(&open);
         self.followed.fetch_add(followed, Ordering::Relaxed);
     }
@@ -69,7 +70,7 @@ struct FollowedGroup<'t> {
 impl<'t> FollowedGroup<'t> {
     /// Replaces the objects by those at `starts` that are not scanned yet. Reads the position and the first number of
     /// each beforehand, so that the processor waits for all of them at once.
-    fn load(
+    fn load_objects(
         &mut self,
         objects: &Objects,
         table: &'t PointerTable,
@@ -85,14 +86,15 @@ impl<'t> FollowedGroup<'t> {
             })
         }));
         let numbers = self.objects.iter().filter_map(|object| object.numbers);
+        // Nothing uses the result: `black_box` keeps the compiler from removing the reads.
         black_box(numbers.fold(0, |read, numbers| {
             read ^ numbers.first().copied().unwrap_or(0)
         }));
     }
 
     /// Marks the objects to which the group's objects point, and appends those that were not marked before to `open`,
-    /// unless it has [`MAX_QUEUED`]. If an object of the group is not in the table, appends it to `unread`, or lets it
-    /// wait for another sweep if the table postpones it.
+    /// while that has fewer than [`MAX_QUEUED`]. If an object of the group is not in the table, appends it to `unread`,
+    /// or lets it wait for another sweep if the table postpones it.
     fn mark_targets(
         &mut self,
         objects: &Objects,
@@ -127,6 +129,7 @@ impl<'t> FollowedGroup<'t> {
             found.for_each(push);
             return;
         }
+        // Each step handles all links, so that the processor waits for the bitmaps of many at once.
         self.targets.clear();
         self.targets.extend(self.links.iter().filter_map(|link| {
             let object = objects.unmarked_target(*link)?;
@@ -140,8 +143,8 @@ impl<'t> FollowedGroup<'t> {
     }
 }
 
-/// Number of objects that a thread gets at a time, if `found` objects wait. With a table, it is smaller for few
-/// objects: each may reach many. `table` is `None` if each object is read.
+/// Number of objects that a thread gets at a time, if `found` objects wait. With a table, the number is smaller for few
+/// objects, because each may reach many. `table` is `None` if each object is read.
 pub(super) fn objects_per_batch(found: usize, table: Option<&PointerTable>) -> usize {
     match table {
         Some(_) => (found / 16).clamp(1, OBJECTS_PER_BATCH),

@@ -59,7 +59,8 @@ pub(super) struct PartEncoder {
 }
 
 impl PointerTable {
-    /// Creates an empty table that may use `max_bytes`. Also returns the parts of the spans, which can be added.
+    /// Creates an empty table that may use `max_bytes`. Also returns the parts into which the spans are divided, each
+    /// of which [`add_part`](Self::add_part) can add.
     pub(super) fn new(objects: &Objects, max_bytes: u64) -> (Self, Vec<SpanPart>) {
         let (mut first, mut all) = (Vec::new(), Vec::new());
         for (span, words) in objects.word_counts().enumerate() {
@@ -85,8 +86,8 @@ impl PointerTable {
         self.remaining.load(Ordering::Relaxed) == 0
     }
 
-    /// Lets objects that are not in the table wait for another sweep, if it is full.
-    pub(super) fn postpone_unread(&mut self) {
+    /// Lets objects that are not in the table wait for another sweep, if the table is full.
+    pub(super) fn postpone_unread_if_full(&mut self) {
         self.postpones_unread = self.is_full();
     }
 
@@ -109,6 +110,7 @@ impl PointerTable {
     /// Adds a part, whose pointers `encoder` has encoded, and clears the encoder. If the part does not fit, its objects
     /// stay unread, and the table counts as full.
     pub(super) fn add_part(&self, part: &SpanPart, encoder: &mut PartEncoder) {
+        // Words behind the last object need an offset, too.
         encoder.begin_word(part.words.len() - 1);
         let size = (encoder.numbers.len() + encoder.offsets.len() * size_of::<u32>()) as u64;
         let reserve = |left: u64| Some(left.saturating_sub(size));
@@ -126,8 +128,8 @@ impl PointerTable {
         encoder.clear();
     }
 
-    /// Encoded pointers, from the first object on that begins in the same word of the bitmaps as the one at `position`.
-    /// `None` if they are not in the table.
+    /// Encoded pointers of a part, from the first object on that begins in the same word of the bitmaps as the object
+    /// at `position`. `None` if the part is not in the table.
     #[inline]
     pub(super) fn encoded_pointers(&self, position: ObjectPosition) -> Option<&[u8]> {
         let word = position.word_index();
@@ -137,7 +139,8 @@ impl PointerTable {
     }
 
     /// Decodes the pointers of the object at `start` from the [`encoded_pointers`](Self::encoded_pointers) for its
-    /// position. They are rounded down to the table's unit. `None` if they are not in the table.
+    /// position. The pointers are rounded down to the table's unit. `None` if the object's pointers are not in the
+    /// table.
     pub(super) fn decode_links<'n>(
         &self,
         start: u64,
@@ -145,6 +148,7 @@ impl PointerTable {
         numbers: &'n [u8],
     ) -> Option<impl Iterator<Item = u64> + use<'n>> {
         let mut numbers = numbers.iter();
+        // Skip the objects that begin before this one in the same word.
         for _ in 0..position.index_in_word {
             while read_varint(&mut numbers) & LAST == 0 {}
         }
@@ -205,6 +209,7 @@ impl PartEncoder {
             .wrapping_sub(distance_base(start, self.shift))
             .cast_signed()
             >> self.shift;
+        // Zigzag encoding, the sign in the lowest bit; then a bit for the flag `LAST`.
         let number = ((distance << 1) ^ (distance >> 63)).cast_unsigned() << 1;
         if number == UNREAD || self.pending == Some(number) {
             return;

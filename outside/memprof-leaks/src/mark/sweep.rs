@@ -27,8 +27,9 @@ pub(super) enum LinkTargets {
 }
 
 impl Marker<'_> {
-    /// Reads the pointers of all objects into a table of at most `max_bytes`; `links` says which are kept. `None` if
-    /// there are too few objects for a table, so that reading each when it is reached is faster.
+    /// Reads the pointers of all objects into a table of at most `max_bytes`; `links` says which pointers are kept. The
+    /// pointers of objects that are marked already are followed at once instead. `None` if there are too few objects
+    /// for a table, so that reading each when it is reached is faster.
     pub(super) fn sweep_into_table(
         &self,
         max_bytes: u64,
@@ -60,13 +61,14 @@ impl Marker<'_> {
                 }
             });
         }
-        table.postpone_unread();
+        table.postpone_unread_if_full();
         Some(table)
     }
 
     /// Replaces the table by one of another [`sweep_into_table`](Self::sweep_into_table), if many reached objects are
     /// not in it. By then most others are scanned, so there is room for more. If few are missing, or if `is_last`,
-    /// returns the table as it is: then objects that it lacks are read one by one.
+    /// returns the table as it is: then objects that it lacks are read one by one. `None` if too few unreachable
+    /// objects are left for a table.
     pub(super) fn sweep_into_new_table(
         &self,
         mut table: PointerTable,
@@ -81,8 +83,8 @@ impl Marker<'_> {
         self.sweep_into_table(max_bytes, LinkTargets::Unmarked, &|_| {})
     }
 
-    /// Reads the objects of a part, and encodes the pointers of those that are not marked. For objects that are marked
-    /// but not scanned, it marks the targets at once. Encodes large objects, and those that cannot be read, as unread.
+    /// Reads the objects of a part, and encodes the pointers of those that are not marked. Of objects that are marked
+    /// but not scanned, marks the targets at once. Encodes large objects, and those that cannot be read, as unread.
     fn sweep_part(
         &self,
         part: &SpanPart,
@@ -117,9 +119,9 @@ impl Marker<'_> {
         }
     }
 
-    /// Reads objects that are near each other in one read, and encodes their pointers. For an object that is marked but
-    /// not scanned, it marks the targets instead. If the read is not complete, all objects that are not scanned are
-    /// encoded as unread. A scanned object is encoded as one without pointers.
+    /// Reads objects that are near each other in one read, and encodes their pointers. Of an object that is marked but
+    /// not scanned, marks the targets instead. If the read is not complete, encodes all objects that are not scanned as
+    /// unread. Encodes a scanned object as one without pointers.
     fn sweep_near_objects(
         &self,
         near: &[(ObjectPosition, Object)],
@@ -155,7 +157,8 @@ impl Marker<'_> {
     }
 
     /// Encodes the words of an object that point to objects. `links` says to which ones: to all, or to those that are
-    /// not marked. If the table keeps words as they are, encodes only those that mark something, whatever `links` says.
+    /// not marked. If the table keeps words as they are, encodes only those that would still mark or record an object,
+    /// whatever `links` says.
     fn encode_words(
         &self,
         start: u64,

@@ -65,8 +65,8 @@ impl<'a> MarkWorker<'a> {
         position(range.start)..position(range.end)
     }
 
-    /// Range to read for `range`. If it is near the last read, the surrounding [`READ_AHEAD_BYTES`] are read with it,
-    /// because the next objects are probably there.
+    /// Range to read for `range`. If `range` is near the last read, the surrounding [`READ_AHEAD_BYTES`] are read with
+    /// it, because the next objects are probably there.
     fn read_ahead_range(&self, range: &Range<u64>) -> Range<u64> {
         let is_near = range.start.abs_diff(self.cached.start) <= 2 * READ_AHEAD_BYTES;
         let region = self.marker.view.region(range.start).filter(|_| is_near);
@@ -118,7 +118,7 @@ impl<'a> MarkWorker<'a> {
 
     /// Marks the objects to which `objects` point. `objects` are sorted and near each other, so that one read gets them
     /// all.
-    pub(super) fn mark_from_near(&mut self, objects: &[Range<u64>]) {
+    pub(super) fn mark_from_near_objects(&mut self, objects: &[Range<u64>]) {
         let (Some(first), Some(last)) = (objects.first(), objects.last()) else {
             return;
         };
@@ -144,7 +144,7 @@ impl<'a> MarkWorker<'a> {
     }
 
     /// Marks the objects to which the resident pages of a large object point.
-    pub(super) fn mark_from_large(&mut self, object: Range<u64>) {
+    pub(super) fn mark_from_large_object(&mut self, object: Range<u64>) {
         let Some(region) = self.marker.view.region(object.start) else {
             return;
         };

@@ -15,7 +15,9 @@ const TYPE_INFO: u64 = 8;
 /// Offset of the pointer to the name in the type information.
 const NAME_OFFSET: u64 = 8;
 
-/// Name of the class whose virtual table is at an address. `None` if there is no such table.
+/// Name of the class whose virtual table is at an address, from the type information in front of the table, or from the
+/// table's symbol if there is no type information. `None` if no such table is there, its class has no name, or one of
+/// these cannot be read.
 pub(super) fn class_of_vtable(
     view: &SnapshotMemory,
     symbols: &mut Symbols<'_>,

@@ -89,8 +89,8 @@ impl<'a> Symbols<'a> {
         }
     }
 
-    /// Variable that contains an address. It has no name if the file has no symbol there, or cannot be opened. `None`
-    /// if no program or library has its variables there.
+    /// Variable that contains an address. The variable has no name if the file has no symbol there, or cannot be
+    /// opened. `None` if no program or library has its variables there.
     pub(super) fn variable_at(&mut self, address: u64) -> Option<Variable> {
         let region = self.view.owning_file_region(address)?;
         let pid = self.view.live_pid();
@@ -211,8 +211,8 @@ fn open_mapped_file(pid: i32, region: &Region) -> Option<File> {
     })
 }
 
-/// Reads the variables of a file, sorted by address, from its first [`READ_LIMIT`] bytes. `None` if it is not a
-/// 64-bit ELF file.
+/// Reads the variables of a file, sorted by address, from its first [`READ_LIMIT`] bytes. `None` if it is not a 64-bit
+/// ELF file, or no segment of it is loaded.
 fn read_variable_table(file: File) -> Option<VariableTable> {
     let limited = LimitedFile::new(file, READ_LIMIT);
     let file = ElfFile64::<Endianness, _>::parse(&limited).ok()?;
@@ -238,7 +238,7 @@ fn read_variable_table(file: File) -> Option<VariableTable> {
             })
         })
         .collect();
-    // Of several symbols at one address, the first by name is kept.
+    // If several symbols have one address, the first by name is kept.
     variables.sort_by(|one, other| (one.start, &one.name).cmp(&(other.start, &other.name)));
     variables.dedup_by_key(|entry| entry.start);
     Some(VariableTable {

@@ -28,8 +28,9 @@ impl Objects {
         self.spans[span].set_mark(Mark::Reached, bit)
     }
 
-    /// Whether the exact value of a pointer matters, not only the object to which it points.
-    fn has_exact_links(&self) -> bool {
+    /// Whether a link must be the unchanged word: the exact address matters for objects without headers, and for those
+    /// with a `PyGC_Head`.
+    fn needs_exact_links(&self) -> bool {
         self.has_headerless || self.spans.iter().any(Span::has_gc_heads)
     }
 
@@ -37,14 +38,15 @@ impl Objects {
     /// words.
     pub(crate) fn link_shift(&self) -> u32 {
         let shifts = self.spans.iter().map(Span::start_shift);
-        match self.has_exact_links() {
+        match self.needs_exact_links() {
             true => 0,
             false => shifts.min().unwrap_or(0),
         }
     }
 
-    /// Link by which `mark::follow` can mark later what `word` marks: the start of its object, or
-    /// `word` itself if `shift` is 0. `None` if it marks nothing that is not marked yet.
+    /// Link by which the object to which `word` points can be marked later: the object's start, or `word` itself if
+    /// `shift` is 0. `None` if the object is marked already, or if there is none. With `shift` 0, also links a word
+    /// that is to be recorded as a pointer to an object's start.
     #[inline]
     pub(crate) fn resolved_link(&self, word: u64, shift: u32) -> Option<u64> {
         let found = self.used_object(word);
@@ -55,10 +57,10 @@ impl Objects {
         }
     }
 
-    /// Like [`resolved_link`](Self::resolved_link), but reads no bitmap, because each read may wait for memory. Returns
-    /// the word, rounded down to an address where an object can begin; its object is found when the link is followed.
-    /// `None` if the word points into no span. `shift` must not be 0. A word that may point into a header is resolved
-    /// all the same.
+    /// Link like that of [`resolved_link`](Self::resolved_link), found without reading a bitmap, because each read may
+    /// wait for memory. Returns the word, rounded down to an address where an object can begin; its object is found
+    /// when the link is followed. `None` if the word points into no span. `shift` must not be 0. A word that may point
+    /// into a header is resolved all the same.
     #[inline]
     pub(crate) fn unresolved_link(&self, word: u64, shift: u32) -> Option<u64> {
         let span = &self.spans[self.span_index(word)?];

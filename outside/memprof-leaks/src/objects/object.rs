@@ -10,7 +10,7 @@ pub(crate) struct Object {
 }
 
 impl Object {
-    /// Bytes that its user may use, without headers.
+    /// Bytes that the object's user may use, without headers.
     pub(crate) fn size(&self) -> u64 {
         self.range.end - self.range.start
     }
@@ -27,7 +27,7 @@ pub(crate) struct ObjectPosition {
 }
 
 impl ObjectPosition {
-    /// Word of the span's bitmaps in which the object begins.
+    /// Index of the word of the span's bitmaps in which the object begins.
     pub(crate) fn word_index(self) -> usize {
         (self.bit / 64) as usize
     }

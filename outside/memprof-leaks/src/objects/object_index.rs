@@ -1,6 +1,6 @@
 //! Numbers of the used objects, from 0, in the order of their addresses.
 
-use super::span::{ObjectBits, ones};
+use super::span::{ObjectBits, indices_of_set_bits};
 use super::{Object, Objects};
 
 /// Index from used objects to numbers and back: four bytes for each 512 or 1,024 bytes of a heap.
@@ -78,7 +78,7 @@ impl<'a> ObjectIndex<'a> {
         let (span, before) = (&self.objects.spans[index], &self.before[index]);
         let word = before.partition_point(|before| *before <= number) - 1;
         let nth = (number - before[word]) as usize;
-        let bit = ones(span.words[word].used)
+        let bit = indices_of_set_bits(span.words[word].used)
             .nth(nth)
             .expect("as many are counted");
         span.object_at_bit(word as u64 * 64 + bit)

@@ -10,8 +10,8 @@ use super::atomic_bitmap::AtomicBitmap;
 const WHOLE_SHIFT: u32 = 63;
 /// Bytes of a `PyGC_Head`, two pointers of Python's collector in front of an object.
 pub(crate) const GC_HEAD_SIZE: u64 = 16;
-/// Multiples of [`GC_HEAD_SIZE`] at which a `PyGC_Head` may begin in an object: behind the data of up to two debug hooks,
-/// and behind two pointers that precede it.
+/// Multiples of [`GC_HEAD_SIZE`] at which a `PyGC_Head` may begin in an object: behind the data of up to two debug
+/// hooks, and behind two pointers that precede it.
 pub(crate) const GC_HEAD_PLACES: usize = 4;
 
 /// Mark of an object in a search.
@@ -48,8 +48,8 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Bytes that a span of `length` bytes needs, with its bitmaps, if objects begin at multiples of
-    /// `granule` bytes. `header` is as for [`new`](Self::new).
+    /// Bytes that a span of `length` bytes needs, with its bitmaps, if objects begin at multiples of `granule` bytes.
+    /// `header` is the number of bytes at an object's end that belong to the next one's header.
     pub(crate) fn memory_size(length: u64, granule: u64, header: u64) -> u64 {
         // For 64 granules: `starts`, `used`, and two of `marks`; and `pointed` where objects have no headers.
         let words = if header == 0 { 5 } else { 4 };
@@ -69,8 +69,10 @@ impl Span {
         span
     }
 
-    /// Span without objects, with `1 << shift` bytes per bit. `header` is as for [`new`](Self::new).
+    /// Span without objects, with `1 << shift` bytes per bit. `header` is the number of bytes at an object's end that
+    /// belong to the next one's header.
     fn with_shift(range: Range<u64>, shift: u32, header: u64) -> Self {
+        // One more bit for the span's end, because a pointer to it can be recorded.
         let bits = ((range.end - range.start) >> shift) + 1;
         let words = bits.div_ceil(64) as usize;
         Self {
@@ -104,14 +106,15 @@ impl Span {
             .iter()
             .enumerate()
             .flat_map(move |(index, word)| {
-                ones(word.starts).map(move |bit| {
+                indices_of_set_bits(word.starts).map(move |bit| {
                     let is_used = word.used >> bit & 1 != 0;
                     (self.object_at_bit(index as u64 * 64 + bit), is_used)
                 })
             })
     }
 
-    /// Ends the span at an address behind all its objects. It must not have been searched yet.
+    /// Ends the span at an address behind all its objects. Drops all marks, so that the span must not have been
+    /// searched yet.
     pub(crate) fn truncate(&mut self, end: u64) {
         let words = (((end - self.range.start) >> self.shift) + 1).div_ceil(64) as usize;
         self.range.end = end;
@@ -125,13 +128,15 @@ impl Span {
         self.objects_in_bitmap(|index| self.words[index].used)
     }
 
-    /// Objects whose bits are set in the bitmap, by address. `word` returns the bitmap's word with a given index.
+    /// Objects whose bits are set in a bitmap of the span, by address. `word` returns the bitmap's word with a given
+    /// index.
     pub(super) fn objects_in_bitmap(
         &self,
         word: impl Fn(usize) -> u64,
     ) -> impl Iterator<Item = Object> {
         (0..self.words.len()).flat_map(move |index| {
-            ones(word(index)).map(move |bit| self.object_at_bit(index as u64 * 64 + bit))
+            indices_of_set_bits(word(index))
+                .map(move |bit| self.object_at_bit(index as u64 * 64 + bit))
         })
     }
 
@@ -192,7 +197,7 @@ impl Span {
         part.is_some_and(|part| part.is_set(bit))
     }
 
-    /// Address after the `PyGC_Head` of the object that begins at a bit. `None` if it has none.
+    /// Address after the `PyGC_Head` of the object that begins at a bit. `None` if the object has no such head.
     pub(super) fn after_gc_head(&self, bit: u64) -> Option<u64> {
         let part = self
             .gc_heads
@@ -228,13 +233,14 @@ impl Span {
     }
 
     /// Forgets the recorded pointers and releases the memory for them.
-    pub(super) fn clear_pointed(&mut self) {
+    pub(super) fn clear_recorded_pointers(&mut self) {
         self.pointed = AtomicBitmap::empty();
     }
 
     /// Records a pointer to the start of an object or to the span's end, if objects have no headers.
     #[inline]
     pub(super) fn record_pointer_to_start(&self, address: u64) {
+        // The check avoids an atomic write for each further pointer.
         if let Some(bit) = self.object_start_bit(address)
             && !self.pointed.is_set(bit)
         {
@@ -268,7 +274,7 @@ impl Span {
         is_start.then_some(bit)
     }
 
-    /// Word and mask of the bit for an address.
+    /// Index of the word, and mask in it, of the bit for an address.
     pub(super) fn word_and_mask(&self, address: u64) -> (usize, u64) {
         let bit = (address - self.range.start) >> self.shift;
         ((bit / 64) as usize, 1 << (bit % 64))
@@ -355,7 +361,7 @@ impl Span {
     }
 }
 
-/// Bit of a mark in the bitmap of all marks.
+/// Bit of a mark, for the object whose bit is `bit`, in the bitmap of all marks.
 fn mark_bit(mark: Mark, bit: u64) -> u64 {
     (2 * (bit / 64) + mark as u64) * 64 + bit % 64
 }
@@ -367,7 +373,7 @@ fn is_headerless(header: u64, shift: u32) -> bool {
 }
 
 /// Indices of the set bits, from the lowest.
-pub(super) fn ones(mut bits: u64) -> impl Iterator<Item = u64> {
+pub(super) fn indices_of_set_bits(mut bits: u64) -> impl Iterator<Item = u64> {
     std::iter::from_fn(move || {
         let bit = (bits != 0).then(|| u64::from(bits.trailing_zeros()))?;
         bits &= bits - 1;

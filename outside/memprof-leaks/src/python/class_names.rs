@@ -12,7 +12,8 @@ const BUILTINS: &str = "builtins";
 
 impl Layout {
     /// Name of a class that the program has made, as `module.Class` or `module.Outer.Inner`; without the module if that
-    /// is `builtins`. Takes the entries that it reads from `budget`. `None` if the class does not say its module.
+    /// is `builtins`. `budget` is the number of dict entries that may still be read; those that are read are
+    /// subtracted. `None` if the class has no `__module__`, or its names cannot be read within the budget.
     pub(super) fn class_name(
         &self,
         view: &SnapshotMemory,
@@ -30,7 +31,8 @@ impl Layout {
         })
     }
 
-    /// Module of a class, its `__module__`. `None` if it has none, or its dict cannot be read within `budget`.
+    /// Module of a class, its `__module__`. `budget` is the number of dict entries that may still be read. `None` if
+    /// the class has no such entry, or it cannot be read within `budget`.
     pub(super) fn module_of_class(
         &self,
         view: &SnapshotMemory,

@@ -38,18 +38,20 @@ pub(super) struct KeyTable {
 }
 
 impl KeyTable {
-    /// Reads the head of a table. `None` if its fields are inconsistent.
+    /// Reads the head of a table. `None` if it cannot be read, or its fields are inconsistent.
     pub(super) fn read(view: &SnapshotMemory, layout: &Layout, table: u64) -> Option<Self> {
         let word = |offset| view.read_field(table, offset);
         Self::parse(layout.minor, [word(0)?, word(8)?, word(24)?, word(32)?])
     }
 
-    /// Parses the words 0, 1, 3 and 4 of a table. `None` if they are inconsistent. The first is `dk_refcnt`. The second
-    /// is `dk_size`, or since 3.11 has the bytes `dk_log2_size`, `dk_log2_index_bytes` and `dk_kind`. `dk_nentries` is
-    /// the last one, or since 3.11 the third.
+    /// Parses the words 0, 1, 3 and 4 of a table of `CPython` 3.`minor`. `None` if they are inconsistent. The first is
+    /// `dk_refcnt`. The second is `dk_size`, or since 3.11 has the bytes `dk_log2_size`, `dk_log2_index_bytes` and
+    /// `dk_kind`. `dk_nentries` is the last one, or since 3.11 the third.
     fn parse(minor: u32, [references, form, third, fourth]: [u64; 4]) -> Option<Self> {
+        // The index lies `start` bytes behind the table's start, in front of the entries.
         let (size, index_bytes, start, stride, used) = match minor {
             ..=10 => {
+                // Bytes of an entry's index.
                 let width = match form {
                     ..=0xff => 1,
                     0x100..=0xffff => 2,
@@ -66,6 +68,7 @@ impl KeyTable {
                 (power(byte(0))?, power(byte(1))?, 32, stride, third)
             }
         };
+        // `USABLE_FRACTION` of dictobject.c.
         let room = size.checked_mul(2)? / 3;
         let is_consistent = size.is_power_of_two() && used <= room.max(1);
         is_consistent.then_some(Self {
@@ -82,7 +85,7 @@ impl KeyTable {
         self.head.checked_add(self.used.checked_mul(self.stride)?)
     }
 
-    /// Bytes of the table. `None` if the size overflows.
+    /// Bytes of the table, with the room for further entries. `None` if the size overflows.
     pub(super) fn size(&self) -> Option<u64> {
         self.head.checked_add(self.room.checked_mul(self.stride)?)
     }
@@ -123,7 +126,7 @@ impl Dict {
         let entries = entries.map(|entry| (word(entry, 2), word(entry, 1)));
         Some(Self {
             table,
-            // An entry that was deleted has neither.
+            // An entry that was deleted has neither key nor value.
             entries: entries
                 .filter(|(key, value)| *key != 0 && *value != 0)
                 .collect(),
@@ -132,8 +135,9 @@ impl Dict {
 }
 
 impl Layout {
-    /// Reads the `str` at an address. `None` if no `str` is there, it is not compact, or it is longer than [`MAX_NAME`]
-    /// characters. Also `None` if too many were read before: each call counts in `types`.
+    /// Reads the `str` at an address. `None` if no `str` is there, it cannot be read, it is not compact, or it is
+    /// longer than [`MAX_NAME`] characters. Also `None` if too many names were read before: each call counts in
+    /// `types`.
     pub(super) fn read_text(
         &self,
         view: &SnapshotMemory,
@@ -178,8 +182,8 @@ pub(super) struct TextForm {
 }
 
 impl TextForm {
-    /// Parses the words at 16 and 32 of a `str`, its fields `length` and `state`. `None` if no character has the width
-    /// in `state`.
+    /// Parses the words at the offsets 16 and 32 of a `str`, its fields `length` and `state`. `None` if no character
+    /// has the width in `state`.
     pub(super) fn parse(len: u64, state: u64) -> Option<Self> {
         // `PyASCIIObject.state`: interned (2 bits), kind (3), compact, ascii.
         let width = state >> 2 & 7;

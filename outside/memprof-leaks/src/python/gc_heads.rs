@@ -1,5 +1,5 @@
-//! Heads of Python's collector (`PyGC_Head`), in front of each object that it knows: pointers to the next and the previous
-//! object in its list. They link each object to all others, but hold none.
+//! Heads of Python's collector (`PyGC_Head`), in front of each object that it knows: pointers to the next and the
+//! previous object in its list. They link each object to all others, but hold none.
 
 use super::python_type::TypeFlag;
 use super::types::{PythonTypes, reference_count};
@@ -51,11 +51,13 @@ impl PythonTypes<'_> {
     }
 }
 
-/// Whether the words at `head` link what is behind them into a list of the collector: the next object points back, or the
-/// previous one to here. Below 4 GiB, two pointers to types, as in a module's state, look like an object behind a head.
+/// Whether the words at `head` link the object behind them into a list of the collector: the next object's head points
+/// back to `head`, or the previous one's points forward to it. The check is needed because below 4 GiB two pointers to
+/// types, as in a module's state, look like an object behind a head.
 ///
-/// While a collection counts references, the objects that it examines have no pointers to previous ones. Then a number
-/// stands there, of no more references than the object has. `None` if the words cannot be read.
+/// While a collection counts references, an object that it examines has a number in place of the pointer to the
+/// previous object. Such a head counts if the number is at most the object's reference count. `None` if the words
+/// cannot be read.
 fn is_linked(memory: &mut CachedReader<'_>, head: u64) -> Option<bool> {
     let next = memory.read_word(head)? & !LINK_FLAGS;
     let previous = memory.read_word(head + PREVIOUS_OFFSET)?;

@@ -45,8 +45,8 @@ pub(crate) struct FrameMemory {
 }
 
 impl Interpreters {
-    /// Finds the interpreters of a process. `None` if it has none that runs. The error is the reason why one cannot be
-    /// read.
+    /// Finds the interpreters of a process. `None` if no interpreter of Python runs in it. The error is the reason why
+    /// an interpreter cannot be read.
     pub(crate) fn find(view: &SnapshotMemory) -> Result<Option<Self>, String> {
         let Some((runtime, version)) = find_runtime_symbols(view) else {
             return Ok(None);

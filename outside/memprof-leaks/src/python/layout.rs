@@ -1,7 +1,7 @@
 //! Offsets of the fields of `CPython`'s structures, in bytes, for release builds on x86-64.
 //!
-//! Until 3.12 they are in tables, made from the headers that each version installs; 3.13 and 3.14 have them in the process:
-//! `_Py_DebugOffsets`, at the start of `_PyRuntime` (`pycore_debug_offsets.h`).
+//! Until 3.12 they are in tables, made from the headers that each version installs; 3.13 and 3.14 have them in the
+//! process: `_Py_DebugOffsets`, at the start of `_PyRuntime` (`pycore_debug_offsets.h`).
 
 use std::ops::Range;
 
@@ -120,6 +120,8 @@ impl Layout {
         let version = view
             .read_word(version)
             .ok_or("its version cannot be read")? as u32;
+        // `PY_VERSION_HEX`: bytes of the major, minor and micro version, then 4 bits of the level (0xf if final) and
+        // the serial.
         let (major, minor) = (version >> 24, version >> 16 & 0xff);
         let is_final = version >> 4 & 0xf == 0xf;
         match version >> 16 {
@@ -137,8 +139,8 @@ impl Layout {
         }
     }
 
-    /// Reads the offsets that differ between releases from `_Py_DebugOffsets`, whose form is `table`; the others have not
-    /// changed since 3.12. The error is the reason why the layout is unknown, such as a build without the GIL.
+    /// Reads the offsets that differ between releases from `_Py_DebugOffsets`, whose form is `table`; the others have
+    /// not changed since 3.12. The error is the reason why the layout is unknown, such as a build without the GIL.
     fn from_debug_offsets(
         view: &SnapshotMemory,
         runtime: u64,

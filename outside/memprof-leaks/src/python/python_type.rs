@@ -71,7 +71,7 @@ impl BuiltinBases {
         Self(known.map_or(0, |(_, builtin)| 1 << *builtin as u8))
     }
 
-    /// Returns the bases that are in either of both.
+    /// Returns the bases that are in one of the two or in both.
     pub(super) fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
@@ -115,7 +115,8 @@ pub(crate) struct PythonType {
 }
 
 impl PythonType {
-    /// Reads the fields of the type at an address where [`is_type_at`] says that one is. `None` if they are inconsistent.
+    /// Reads the fields of the type at an address where [`is_type_at`] says that one is. `None` if they cannot be read,
+    /// or are inconsistent.
     pub(super) fn read(
         view: &SnapshotMemory,
         layout: Option<Layout>,
@@ -162,6 +163,7 @@ impl PythonType {
         } else {
             0
         };
+        // Two pointers precede the head.
         head + if has_pointers { 16 } else { 0 }
     }
 }

@@ -1,5 +1,5 @@
-//! Types that were read, each once, and the limit of what is read of them: a process may have any number of them, and each
-//! may be a subtype of any other.
+//! Types that were read, each once, and the limit of what is read of them: a process may have any number of them, and
+//! each may be a subtype of any other.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -8,15 +8,15 @@ use super::layout::Layout;
 use super::python_type::{BuiltinBases, PythonType, is_type_at, read_builtin_and_base};
 use crate::snapshot_memory::SnapshotMemory;
 
-/// Most bytes of the types in the cache, with their names. A full cache is cleared; a large program has some ten thousand
-/// classes, of 200 bytes each.
+/// Most bytes of the types in the cache, with their names. A full cache is cleared; a large program has some ten
+/// thousand classes, of 200 bytes each.
 const MAX_CACHED_BYTES: usize = 32 << 20;
 /// Most addresses without a type in the cache, which is cleared when it is full.
 const MAX_CACHED_OTHERS: usize = 1 << 18;
 /// Most types of which a type is a subtype, each of the next.
 const MAX_BASES: usize = 64;
-/// Most types and bases that are read, each again after it was dropped from the cache: some seconds, and 600 bytes of the
-/// process's memory each.
+/// Most types and bases that are read, each again after it was dropped from the cache: some seconds, and 600 bytes of
+/// the process's memory each.
 const MAX_READ_TYPES: u32 = 1 << 19;
 
 /// Cache of types by address.
@@ -64,8 +64,8 @@ impl TypeCache {
     }
 
     /// Returns the type at an address, and whether [`complete_name`](Self::complete_name) was called for it. Reads the
-    /// type unless it is in the cache. `None` if no type is there, or [`MAX_READ_TYPES`] were read.
-    pub(super) fn get_or_read(
+    /// type unless it is in the cache. `None` if no type that can be read is there, or [`MAX_READ_TYPES`] were read.
+    pub(super) fn find_or_read_type(
         &mut self,
         view: &SnapshotMemory,
         layout: Option<Layout>,
@@ -111,7 +111,7 @@ impl TypeCache {
         }
     }
 
-    /// Counts `bytes` more of types. Clears a full cache.
+    /// Counts `bytes` more for the types in the cache. Removes all types first if the cache becomes too large.
     fn reserve_bytes(&mut self, bytes: usize) {
         self.bytes += bytes;
         if self.bytes > MAX_CACHED_BYTES {
@@ -120,8 +120,8 @@ impl TypeCache {
         }
     }
 
-    /// The interpreter's own types of which the type at an address is a subtype, or that it is. Misses those beyond
-    /// [`MAX_BASES`] types, and those beyond the budget of reads.
+    /// The interpreter's own types that the type at an address is, or of which it is a subtype. Caches the result of a
+    /// complete search. Misses types beyond [`MAX_BASES`] steps, and those beyond the budget of reads.
     fn builtin_bases(&mut self, view: &SnapshotMemory, address: u64) -> BuiltinBases {
         let mut found = BuiltinBases::default();
         let mut chain = Vec::new();

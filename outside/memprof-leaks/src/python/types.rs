@@ -83,8 +83,8 @@ impl<'a> PythonTypes<'a> {
         }
     }
 
-    /// Creates a reader for an interpreter of unknown layout. `None` if neither an interpreter nor its library is
-    /// mapped.
+    /// Creates a reader for an interpreter of unknown layout. `None` if no file is mapped that has the name of an
+    /// interpreter or of its library.
     pub(crate) fn without_layout(view: &'a SnapshotMemory) -> Option<Self> {
         let is_python = |name: &str| {
             let file = name.rsplit('/').next().unwrap_or(name);
@@ -105,7 +105,8 @@ impl<'a> PythonTypes<'a> {
         self.pools.get(at).is_some_and(|pool| pool.start <= address)
     }
 
-    /// Type of the Python object at an address. `None` if there is none.
+    /// Type of the Python object at an address. `None` if no Python object is there, or its type was not read because
+    /// too many were read before.
     fn type_of(&mut self, object: u64) -> Option<PythonType> {
         if object == 0 || !object.is_multiple_of(8) {
             return None;
@@ -113,7 +114,8 @@ impl<'a> PythonTypes<'a> {
         self.type_at(self.view.read_word(object.checked_add(TYPE_OFFSET)?)?)
     }
 
-    /// Name of the type of the Python object at an address. `None` if there is none.
+    /// Name of the type of the Python object at an address. `None` if no Python object is there, or its type was not
+    /// read because too many were read before.
     pub(super) fn class_name_of(&mut self, object: u64) -> Option<Rc<str>> {
         Some(self.type_of(object)?.name)
     }
@@ -141,7 +143,8 @@ impl<'a> PythonTypes<'a> {
         found.is_some_and(|found| found.is_a(Builtin::Module))
     }
 
-    /// Warnings about types and names that this reader has not read, with the numbers of these. Empty if it has read all.
+    /// Warnings about types and names that this reader has not read, with the numbers of these. Empty if it has read
+    /// all.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let unnamed = (self.unnamed_classes > 0).then(|| {
             format!(
@@ -173,11 +176,11 @@ impl<'a> PythonTypes<'a> {
         Some(object_type.name)
     }
 
-    /// Address where the pointers in an object end. Behind it, the object's block may have pointers of an object that
-    /// was there before. `None` if it is no Python object, or its pointers may be anywhere.
+    /// Address where the pointers in an object end. Behind that address, the object's block may have pointers of an
+    /// object that was there before. `None` if the object is no Python object, or its pointers may be anywhere.
     ///
-    /// It is the object's start if no pointer counts: in a weak reference, in a type without pointers (numbers, bytes,
-    /// strings of ASCII), and in an object that the interpreter has freed but keeps for the next of its type.
+    /// The result is the object's start if no pointer counts: in a weak reference, in a type without pointers (numbers,
+    /// bytes, strings of ASCII), and in an object that the interpreter has freed but keeps for the next of its type.
     pub(crate) fn end_of_pointers(
         &mut self,
         memory: &mut CachedReader<'_>,
@@ -216,8 +219,8 @@ impl<'a> PythonTypes<'a> {
         (!has_values_behind).then_some(start.checked_add(size)?)
     }
 
-    /// Name of an object's type, and the address of the dict with its attributes. `None` if it has no dict, or is no
-    /// Python object.
+    /// Name of an object's type, and the address of the dict with its attributes. `None` if the object is no Python
+    /// object, its type has no such dict, or the pointer to the dict lies outside the object or cannot be read.
     pub(crate) fn attributes_dict(
         &mut self,
         memory: &mut CachedReader<'_>,
@@ -232,7 +235,7 @@ impl<'a> PythonTypes<'a> {
         ))
     }
 
-    /// Returns the address of the table that belongs to a dict alone: its keys, or its values if it shares the keys with
+    /// Returns the address of the table that only this dict uses: its keys, or its values if it shares the keys with
     /// other dicts. `None` if the object is no dict, or cannot be read.
     pub(crate) fn dict_table(
         &mut self,
@@ -288,13 +291,16 @@ impl<'a> PythonTypes<'a> {
         })
     }
 
-    /// Type at an address. `None` if there is none, or too many were read.
+    /// Type at an address, its name completed by its module. `None` if no type is at the address, or too many were read
+    /// before.
     fn type_at(&mut self, address: u64) -> Option<PythonType> {
-        // A type has more bytes than an object in a pool.
+        // No type lies in the first page, or in a pool: it has more bytes than an object there.
         if !address.is_multiple_of(8) || address < 4096 || self.is_in_pool(address) {
             return None;
         }
-        let (mut found, is_named) = self.cache.get_or_read(self.view, self.layout, address)?;
+        let (mut found, is_named) =
+            self.cache
+                .find_or_read_type(self.view, self.layout, address)?;
         // The name of a part of another class's name is not needed, and such parts may form a long chain.
         if is_named || self.is_naming || !found.has_flag(TypeFlag::Heap) {
             return Some(found);
@@ -322,9 +328,9 @@ impl<'a> PythonTypes<'a> {
     }
 }
 
-/// Bytes that the debug hooks of Python's allocators have in front of an object (`PYTHONMALLOC=debug`): for each hook the
-/// size, and the letter of its allocator before seven `PYMEM_FORBIDDENBYTE`. A block of more than 512 bytes has passed
-/// two hooks. 0 if there are none, which is usual.
+/// Bytes that the debug hooks of Python's allocators have in front of an object (`PYTHONMALLOC=debug`): for each hook
+/// the size, and the letter of its allocator before seven `PYMEM_FORBIDDENBYTE`. A block of more than 512 bytes has
+/// passed two hooks. 0 if there are none, which is usual.
 fn debug_head_size(memory: &mut CachedReader<'_>, object: &Object) -> u64 {
     const FORBIDDEN: u64 = 0x00fd_fdfd_fdfd_fdfd;
     const MAX_HEADS: u64 = 2;
@@ -338,9 +344,9 @@ fn debug_head_size(memory: &mut CachedReader<'_>, object: &Object) -> u64 {
     (0..MAX_HEADS).take_while(|number| is_head(number)).count() as u64 * DEBUG_HEAD_SIZE
 }
 
-/// Whether the first word of an object may be its reference count. In the versions whose layouts are known it has 32 bits,
-/// so that few pointers are taken for one; since 3.14 an immortal object has flags in the upper 16 bits. If `minor` is
-/// `None`, the version is unknown, and flags may be above the count.
+/// Whether the first word of an object may be its reference count. In the versions whose layouts are known it has 32
+/// bits, so that few pointers are taken for one; since 3.14 an immortal object has flags in the upper 16 bits. If
+/// `minor` is `None`, the version is unknown, and flags may be above the count.
 fn may_be_reference_count(word: u64, minor: Option<u32>) -> bool {
     /// `_Py_STATIC_FLAG_BITS`.
     const IMMORTAL_FLAGS: u64 = 0b101 << 48;

@@ -93,7 +93,7 @@ struct LeftOut {
 }
 
 impl LeftOut {
-    /// Warning about the parts. `None` if nothing was left out.
+    /// Warning about the parts that a limit has left out, with their numbers. `None` if nothing was left out.
     fn warning(self) -> Option<String> {
         let parts = [
             (self.modules, "modules"),
@@ -114,8 +114,8 @@ impl LeftOut {
     }
 }
 
-/// Finds the variables of all modules in `sys.modules`, and those of their classes, until a limit is reached. Returns also
-/// a warning with the numbers of those that are left out.
+/// Finds the variables of all modules in `sys.modules`, and those of their classes, until a limit is reached. Also
+/// returns a warning with the numbers of modules, classes and variables that are left out; `None` if none is.
 pub(crate) fn find_variables<'a>(
     view: &'a SnapshotMemory,
     interpreters: &'a Interpreters,
@@ -206,7 +206,8 @@ impl VariableSearch<'_, '_> {
         self.found.len() >= MAX_VARIABLES || self.name_bytes >= MAX_NAME_BYTES
     }
 
-    /// Adds a variable of `owner`, whose value is in `table`.
+    /// Adds a variable of `owner`: `table` is the address of the table with the pointer to the object at `value`.
+    /// Counts the bytes of its name.
     fn add_variable(&mut self, owner: VariableOwner, table: u64, value: u64) {
         if let VariableOwner::Data { name, .. } = &owner {
             self.name_bytes += name.len();
@@ -218,7 +219,8 @@ impl VariableSearch<'_, '_> {
         });
     }
 
-    /// Whether a class has the name of that module as its `__module__`.
+    /// Whether a class has the name of that module as its `__module__`. False if that cannot be read, or too many
+    /// entries were read before.
     fn is_defined_in(&mut self, class: u64, module: &str) -> bool {
         let layout = &self.interpreters.layout;
         let found = layout.module_of_class(self.view, class, self.types, &mut self.budget);
@@ -226,7 +228,7 @@ impl VariableSearch<'_, '_> {
     }
 
     /// Adds the attributes of a class that are data, and those of classes in it, down to `depth` levels. Does nothing
-    /// for a class that was added before.
+    /// for a class that was added before. Counts in `left_out` what a limit leaves out.
     fn add_class(&mut self, name: &str, class: u64, depth: usize) {
         if depth == 0 || self.seen.contains(&class) {
             return;

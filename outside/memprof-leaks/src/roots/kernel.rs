@@ -173,7 +173,8 @@ fn add_descriptor_words(
 }
 
 /// Adds the values of the descriptors in a table of process `pid`: its own, or that of the thread with the id `table`.
-/// Skips those that the process has, too. Returns the number of descriptors that cannot be read.
+/// Skips files on FUSE, and descriptors in a thread's table that the process's own table has, too. Returns the number
+/// of descriptors whose fdinfo cannot be read.
 fn add_table_words(
     pid: u32,
     table: u32,
@@ -228,6 +229,7 @@ fn add_table_words(
         } else if is_terminal(&target) {
             let reader = reader.as_ref().ok();
             match reader.and_then(|reader| reader.count_terminal_bytes(number).ok()) {
+                // Fewer bytes hold no pointer.
                 Some(bytes) => queues.terminal_bytes += if bytes >= 8 { bytes } else { 0 },
                 None => queues.inaccessible += 1,
             }

@@ -66,8 +66,9 @@ fn lowest_interrupted_stack_pointer(view: &SnapshotMemory, used: Range<u64>) -> 
 
 /// Lowest address of a thread's stack, above its guard area. The stack lies in a block that `pthread_create(3)`
 /// allocated, or that the program passed by `pthread_attr_setstack(3)`. `descriptor` is the thread's `struct pthread`,
-/// behind the stack in that block. It holds the block's address and size in adjacent words (`stackblock` and
-/// `stackblock_size` in `nptl/descr.h`), at an offset that differs between versions. `None` if it has no such words.
+/// behind the stack in that block. It holds the block's address, its size and the guard area's size in adjacent words
+/// (`stackblock`, `stackblock_size` and `guardsize` in `nptl/descr.h`), at an offset that differs between versions.
+/// `None` if it has no such words.
 fn stack_block_start(descriptor: &[u8], thread: &Registers, mapping: &Range<u64>) -> Option<u64> {
     let words: Vec<u64> = descriptor
         .chunks_exact(8)

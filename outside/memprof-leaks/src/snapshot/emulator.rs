@@ -19,12 +19,13 @@ const MAX_CANDIDATES: usize = 64;
 /// Returns the path of a program that is loaded in a process, but whose code its processor does not execute. `None` if
 /// there is none.
 pub(super) fn find_emulated_program(maps: &[u8], memory: &Memory) -> Option<String> {
-    find_program_without_code(maps, |address, header| memory.read_some(address, header))
+    find_non_executable_program(maps, |address, header| memory.read_some(address, header))
 }
 
-/// Returns the path of a program or library whose segments are mapped where its headers say, with its code but without
-/// the right to execute it. `read` reads memory at an address, and returns the number of bytes.
-fn find_program_without_code(
+/// Returns the path of a program or library that is loaded, its segments where its headers say, but whose code is
+/// mapped without the right to execute it. Reads the start of at most [`MAX_CANDIDATES`] files. `read` reads memory at
+/// an address, and returns the number of bytes. `None` if there is no such file.
+fn find_non_executable_program(
     maps: &[u8],
     read: impl Fn(u64, &mut [u8]) -> usize,
 ) -> Option<String> {
@@ -56,8 +57,8 @@ struct MappedFiles<'m> {
 }
 
 impl<'m> MappedFiles<'m> {
-    /// Parses the text of /proc/PID/maps: collects the files that are mapped executable, and for each file the ranges of
-    /// its private writable mappings.
+    /// Parses the text of /proc/PID/maps: collects the files that are mapped executable, and for each file the ranges
+    /// of its private writable mappings.
     fn new(maps: &'m [u8]) -> Self {
         let mut files = Self {
             all: mappings(maps).collect(),
@@ -155,7 +156,8 @@ fn loaded_segments(header: &[u8]) -> Option<Vec<Segment>> {
     }
 }
 
-/// Like [`loaded_segments`], for a file of 32 or of 64 bits, as `Header` says.
+/// Returns the loaded segments of an ELF file with 32-bit or 64-bit headers, as the type `Header` says. `None` if
+/// `header`, the start of the file, is not of such a file, or does not contain all program headers.
 fn loaded_segments_of_class<Header: FileHeader<Endian = Endianness>>(
     header: &[u8],
 ) -> Option<Vec<Segment>> {
@@ -233,7 +235,7 @@ mod tests {
                 buffer[..length].copy_from_slice(&header[..length]);
                 length
             };
-            let found = find_program_without_code(maps.as_bytes(), read);
+            let found = find_non_executable_program(maps.as_bytes(), read);
             let expected = expected.then(|| "/srv/guest".to_owned());
             assert_eq!(found, expected, "{mapped}");
         };

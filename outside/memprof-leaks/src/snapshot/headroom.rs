@@ -19,7 +19,7 @@ pub(super) struct MemoryLimit {
     limiter: String,
     /// Bytes in all.
     total: u64,
-    /// Bytes that are left, without those that the kernel can reclaim.
+    /// Bytes that are left, including those that the kernel can reclaim.
     pub(super) available: u64,
     /// File with the cgroup's usage; `None` for the machine.
     usage: Option<String>,
@@ -38,7 +38,7 @@ impl MemoryLimit {
         }
     }
 
-    /// Reads how many bytes are left, without those that the kernel can reclaim. `None` if they cannot be read.
+    /// Reads how many bytes are left, including those that the kernel can reclaim. `None` if they cannot be read.
     pub(super) fn read_available(&self) -> Option<u64> {
         let used = self.read_usage()?;
         let directory = self.usage.as_ref().and_then(|usage| usage.rsplit_once('/'));
@@ -75,9 +75,9 @@ pub(crate) fn require_headroom(
     let anonymous: u64 = mappings.iter().map(|each| each.anonymous).sum();
     let victim = OomVictim::for_pid(pid, resident.saturating_sub(anonymous));
     require_memory(pid, |limit| {
-        // The copy needs page tables, and pages of its own for what is pinned. Of the rest, about a tenth: a process
-        // writes to few of its pages in some seconds. Of one that writes to more, the kernel ends the copy, unless it
-        // would end the process.
+        // The copy needs page tables, 8 bytes for a page, and pages of its own for pinned memory. Of the rest, about a
+        // tenth: a process writes to few of its pages in some seconds. Of one that writes to more, the kernel ends the
+        // copy, unless it would end the process.
         let rest = private - pinned;
         let written = match victim.ends_before_copy(limit.total) {
             true => rest,
@@ -87,13 +87,13 @@ pub(crate) fn require_headroom(
     })
 }
 
-/// Fails with `Headroom` unless the machine and the process's cgroup have the reserve left.
+/// Fails with `Headroom` unless the machine and the process's cgroup have [`RESERVE_BYTES`] of memory left.
 pub(crate) fn require_reserve(pid: u32) -> Result<(), Error> {
     require_memory(pid, |_| 0)
 }
 
-/// Fails with `Headroom` unless the machine and the process's cgroup each have the bytes left that `needed` returns, and
-/// a reserve. A limit that cannot be read counts as none.
+/// Fails with `Headroom` unless the machine and the process's cgroup each have the bytes left that `needed` returns,
+/// and [`RESERVE_BYTES`]. A limit that cannot be read does not count.
 fn require_memory(pid: u32, needed: impl Fn(&MemoryLimit) -> u64) -> Result<(), Error> {
     let limits = memory_limits(pid).map(|limit| {
         let needed = needed(&limit) + RESERVE_BYTES;
@@ -110,7 +110,8 @@ fn require_memory(pid: u32, needed: impl Fn(&MemoryLimit) -> u64) -> Result<(), 
     }
 }
 
-/// Memory of the process's cgroup that has least left, and of the machine.
+/// Reads the memory of the process's cgroup that has least left, and of the machine. Omits a cgroup without a limit,
+/// and memory that cannot be read.
 pub(super) fn memory_limits(pid: u32) -> impl Iterator<Item = MemoryLimit> {
     let files = [
         ("memory.max", "memory.current"),
@@ -147,7 +148,8 @@ struct OomVictim {
 }
 
 impl OomVictim {
-    /// Reads the facts of a process. What cannot be read counts as the kernel's default.
+    /// Reads the facts of a process. `uncopied` are its resident bytes that a copy does not have. A fact that cannot be
+    /// read counts as the kernel's default.
     fn for_pid(pid: u32, uncopied: u64) -> Self {
         let adjustment = read_proc_text(format!("/proc/{pid}/oom_score_adj"));
         let cgroups = cgroup_paths(pid, "memory", "memory.oom.group");
@@ -167,9 +169,9 @@ impl OomVictim {
         }
     }
 
-    /// Whether the kernel would end the process with its copy, or rather than it, where `total` bytes are used up. It ends
-    /// the process that has most: its resident bytes, and `oom_score_adj` thousandths of `total` (`oom_badness` of
-    /// `mm/oom_kill.c`). The copy has all thousandths.
+    /// Whether the kernel would end the process together with its copy, or instead of it, when `total` bytes are used
+    /// up. The kernel ends the process with the highest score: its resident bytes, and `oom_score_adj` thousandths of
+    /// `total` (`oom_badness` of `mm/oom_kill.c`). The copy has the highest `oom_score_adj`, [`MAX_OOM_SCORE_ADJ`].
     fn ends_before_copy(&self, total: u64) -> bool {
         let lead = (MAX_OOM_SCORE_ADJ - self.adjustment).max(0).unsigned_abs() * (total / 1000);
         self.ends_with_cgroup || self.uncopied + RESERVE_BYTES >= lead
@@ -251,9 +253,9 @@ struct LimitedCgroup {
     usage: String,
 }
 
-/// Finds the cgroup that has least left, among a process's own and those above it. `limit` and
-/// `usage` name the files of these two numbers. For the controller `memory`, the usage is without the page cache that
-/// the kernel can drop. `None` if no cgroup has a limit, or it cannot be read.
+/// Finds the cgroup that has least left, among a process's own and those above it. `limit` and `usage` name the files
+/// of these two numbers. For the controller `memory`, the usage is without the page cache that the kernel can drop.
+/// `None` if no cgroup has both numbers, or they cannot be read.
 fn find_tightest_cgroup(
     pid: u32,
     controller: &str,
@@ -284,8 +286,8 @@ fn find_tightest_cgroup(
     cgroups.min_by_key(|cgroup| cgroup.limit.saturating_sub(cgroup.used))
 }
 
-/// Mount point of a controller's hierarchy that has `file`, and the paths in it of a process's cgroup and of those above
-/// it, the topmost first, without the last slash. `None` if the process is in no such hierarchy.
+/// Mount point of a controller's hierarchy that has `file`, and the paths in it of a process's cgroup and of those
+/// above it, the topmost first, without the last slash. `None` if the process is in no such hierarchy.
 fn cgroup_paths(pid: u32, controller: &str, file: &str) -> Option<(String, Vec<String>)> {
     let membership = read_proc_text(format!("/proc/{pid}/cgroup")).ok()?;
     let mut lines = membership.lines();
@@ -309,8 +311,9 @@ fn reclaimable_bytes(stat: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// Mount point and path of the cgroup in a line of /proc/PID/cgroup: `0::/path` is of version 2,
-/// `7:memory:/path` of version 1. `None` if `limit` is not the file's name in that version.
+/// Mount point and path of the cgroup in a line of /proc/PID/cgroup: `0::/path` is of version 2, `7:memory:/path` of
+/// version 1. `None` if the line is malformed, or of another controller of version 1, or if `limit` is not the file's
+/// name in that version.
 fn cgroup_hierarchy<'a>(line: &'a str, controller: &str, limit: &str) -> Option<(String, &'a str)> {
     let mut parts = line.splitn(3, ':');
     let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);

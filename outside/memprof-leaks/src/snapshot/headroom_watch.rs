@@ -27,8 +27,8 @@ pub(super) struct HeadroomWatch {
 }
 
 impl HeadroomWatch {
-    /// Starts to watch the memory of process `pid`, and of the machine, for its copy. Without a thread, nothing is
-    /// watched.
+    /// Starts a thread that watches the memory of process `pid`, and of the machine, and kills the process `copy`
+    /// before memory runs out. If no thread can be started, nothing is watched.
     pub(super) fn start(pid: u32, copy: u32) -> Self {
         let (stop, stopped) = mpsc::channel();
         let thread = thread::Builder::new().spawn(move || {
@@ -50,6 +50,7 @@ impl HeadroomWatch {
 
 impl Drop for HeadroomWatch {
     fn drop(&mut self) {
+        // Without a sender, the thread's wait ends, and so does the thread.
         self.stop = None;
         if let Some(thread) = self.thread.take() {
             thread.join().expect("the watch does not panic");
@@ -66,6 +67,7 @@ struct WatchedLimit {
 }
 
 impl WatchedLimit {
+    /// Reads the clock and the usage, from which the first call of [`may_run_out`](Self::may_run_out) counts.
     fn new(limit: MemoryLimit) -> Self {
         Self {
             time: Instant::now(),
@@ -74,8 +76,9 @@ impl WatchedLimit {
         }
     }
 
-    /// Whether the rest could be used up before a killed copy has released its memory, if the usage grows as it did since
-    /// the last call.
+    /// Whether the rest could be used up before a killed copy has released its memory, if the usage grows as it did
+    /// since the last call. Reads the clock and the usage, and stores both for the next call. False if the usage cannot
+    /// be read.
     fn may_run_out(&mut self) -> bool {
         let (now, used) = (Instant::now(), self.limit.read_usage());
         let (elapsed, before) = (now - self.time, self.used);
@@ -90,7 +93,7 @@ impl WatchedLimit {
         if !is_exhausted_soon(self.limit.available) {
             return false;
         }
-        // What has grown may be page cache, which the kernel drops.
+        // The growth may be page cache, which the kernel drops.
         if let Some(available) = self.limit.read_available() {
             self.limit.available = available;
         }

@@ -36,9 +36,9 @@ pub enum SearchEnd {
 }
 
 /// Reaps the copies of a process that another memprof has left behind. `since` is their earliest start time, in clock
-/// ticks since boot (`starttime` of proc(5)). Blocks up to a minute until none remains. A child that still runs after a
-/// second is one of the program itself, and does not count. If that memprof was killed (`end`), also waits two seconds
-/// for a copy that may still be made. Returns the number of remaining ones.
+/// ticks since boot (`starttime` of proc(5)). Blocks up to a minute until no copy remains. A child that still runs
+/// after a second is one of the program itself, and does not count. If that memprof was killed (`end`), also waits two
+/// seconds for a copy that may still be made. Returns the number of copies that remain.
 pub fn reap_copies(pid: u32, since: u64, end: SearchEnd) -> usize {
     let start = Instant::now();
     loop {
@@ -90,10 +90,11 @@ fn list_copies(pid: u32, since: u64) -> Vec<(u32, CopyLife)> {
     copies.collect()
 }
 
-/// State of a copy. `None` for a process that is no copy. A copy is a child of `parent` since `since` that has executed
-/// no program, and whose end no signal reports. If it has ended, it has the exit code of a copy; children of the
-/// program itself have others.
+/// State of a copy. `None` for a process that is no copy. A copy is a child of `parent`, started at `since` or later,
+/// that has executed no program, and whose end no signal reports. If it has ended, it has the exit code of a copy;
+/// children of the program itself have others.
 fn copy_life(stat: &ProcStat, parent: u32, since: u64) -> Option<CopyLife> {
+    // Wait status of a copy that ran after all, because its memprof was killed, and so exited at once.
     const RESUMED: i32 = (COPY_EXIT_STATUS as i32) << 8;
     let is_candidate = stat.parent == parent
         && stat.start_time >= since
@@ -114,10 +115,11 @@ pub(super) fn process_exists(pid: u32) -> bool {
 }
 
 impl CopyTarget {
-    /// Makes the process wait for the zombie of a snapshot, because only the parent can. Blocks up to five seconds. `Ok`
-    /// does not say that the zombie is gone: the caller checks it. Drops the `copy`, which has ended, once no other
-    /// thread of the process waits for children of any kind: the process would take it for one of its own. Fails if the
-    /// process has ended or executes another program, or the call cannot be made.
+    /// Makes the process wait for the zombie of a snapshot, because only the parent can. Blocks up to five seconds.
+    /// `Ok` does not say that the zombie is gone: the caller checks it. `copy` is memprof's handle of the child, which
+    /// has ended. Dropping it hands the zombie to the parent, so that is done only while the threads that wait for
+    /// children of any kind are stopped: they would take it for a child of the program's. Fails if the process has
+    /// ended or executes another program, or the call cannot be made.
     pub(super) fn reap_child(
         &self,
         child: &ProcStatus,

@@ -57,8 +57,8 @@ impl CopyTarget {
         stacks
     }
 
-    /// Stops a thread, and makes it call sigaltstack(2). Returns the start of its alternate signal stack; `None` if it
-    /// has none. Fails if the thread is at no point where it can make a call, or has ended.
+    /// Stops a thread, and makes it call sigaltstack(2). Returns the start of the thread's alternate signal stack;
+    /// `None` if it has none. Fails if the thread is at no point where it can make a call, or has ended.
     fn read_signal_stack(&self, tid: u32) -> Result<Option<u64>, Error> {
         if !self.is_same_program() {
             return Err(Error::NoThread("it executes another program"));

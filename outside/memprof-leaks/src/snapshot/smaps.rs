@@ -102,7 +102,7 @@ fn parse_field(line: &[u8]) -> Option<(&str, &str)> {
 /// Bytes of a value such as `12 kB`; 0 if it is malformed.
 fn parse_kib(value: &str) -> u64 {
     let number = value.trim().trim_end_matches(" kB").parse::<u64>();
-    // Only an estimate depends on the value, so 0 is good enough for one that is no number.
+    // The kernel always writes a number here.
     number.unwrap_or(0) << 10
 }
 
@@ -133,14 +133,15 @@ fn selected_ranges(
     selected.map(|each| each.range.clone()).collect()
 }
 
-/// Estimates how long the threads of a process must be stopped for a copy. `threads` is their number, and `pinned` are the
-/// bytes of private memory that is pinned. A long time is estimated by a trial on this machine.
+/// Estimates how long the threads of a process must be stopped for a copy. `threads` is their number, and `pinned` are
+/// the bytes of private memory that is pinned. A long time is estimated by a trial on this machine.
 pub(crate) fn estimate_pause(mappings: &[MappingUsage], threads: u32, pinned: u64) -> Duration {
     let pinned_time = scaled_time(PINNED_PAGE_COPY_TIME, pinned >> 12);
     pinned_time + estimate_unpinned_pause(mappings, threads)
 }
 
-/// Estimates as [`estimate_pause`] does, for a process without pinned memory.
+/// Estimates the pause for a process without pinned memory. If it takes [`MEASURED_FROM`] or longer on a slow machine,
+/// measures how fast this one copies page tables, which blocks for some tens of milliseconds, and estimates anew.
 fn estimate_unpinned_pause(mappings: &[MappingUsage], threads: u32) -> Duration {
     let estimate = estimate_pause_with(PAGE_COPY_TIME, mappings, threads);
     if estimate < MEASURED_FROM {

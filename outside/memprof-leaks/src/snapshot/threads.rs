@@ -18,7 +18,7 @@ use memprof_ptrace::syscall_restart::{self, CALL_LENGTH, would_see_eintr};
 use memprof_ptrace::threads::{Thread, WaitingSyscall, list_threads};
 use memprof_ptrace::xstate::XState;
 
-use crate::c_library::{has_name_start, is_c_library};
+use crate::c_library::{has_file_name_prefix, is_c_library};
 use crate::error::Error;
 
 /// Value of `cs` for 64-bit code.
@@ -31,13 +31,12 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(50);
 const LIST_TIME_LIMIT: Duration = Duration::from_millis(50);
 const MAX_REAPERS: usize = 16;
 
-/// Code of glibc's files, which make system calls for a program. `loaded` are the start addresses of the
-/// libraries in the loader's list: a program may map other files with these names, and run code of its own
-/// there.
+/// Code of glibc's files, which make system calls for a program. `loaded` are the start addresses of the libraries in
+/// the loader's list. Other files with these names do not count: a program may map them, and run code of its own there.
 fn c_library_code_ranges(maps: &[u8], loaded: &[u64]) -> Vec<Range<u64>> {
     let makes_calls = |image: &Mapping<'_>| {
         loaded.contains(&image.range.start)
-            && (is_c_library(image.path) || has_name_start(image.path, &[b"libpthread-2."]))
+            && (is_c_library(image.path) || has_file_name_prefix(image.path, &[b"libpthread-2."]))
     };
     let images: Vec<_> = mappings(maps).filter(makes_calls).collect();
     let is_code = |mapping: &Mapping<'_>| {
@@ -117,9 +116,10 @@ pub(super) fn stop_all(pid: u32, limit: Duration) -> Result<SnapshotThreads, Err
     }
 }
 
-/// Stops the threads that wait for children of any kind, or run and may do so next, up to [`MAX_REAPERS`], and one other
-/// thread, the first that can be stopped: those may be unable to make calls. The result is empty if none can be stopped.
-/// Fails if the process has ended.
+/// Stops the threads that wait for children of any kind, or run and may do so next, up to [`MAX_REAPERS`], so that none
+/// of them takes an ended copy for the program's own child. Also stops one other thread, the first that can be stopped,
+/// because those may be unable to make calls. The result is empty if none can be stopped. Fails if the process has
+/// ended.
 pub(super) fn stop_reapers(pid: u32) -> Result<SnapshotThreads, Error> {
     let memory = Memory::open(pid).map_err(Error::with_action(format!("/proc/{pid}/mem")))?;
     let stop = |tid| Some((tid, StoppedThread::stop(tid).ok()?));
@@ -204,10 +204,11 @@ fn read_thread_states(memory: &Memory, stopped: Vec<(u32, StoppedThread)>) -> Sn
 }
 
 /// Reads the words that the kernel has stored for a stopped thread: the address of its area for rseq(2), and those of
-/// its queued signals, with those for its process if `of_process`. Empty if the thread was killed.
-fn read_kernel_words(stopped: &StoppedThread, tid: u32, of_process: bool) -> Vec<u64> {
+/// its queued signals, with the signals for the whole process if `with_process_signals`. Empty if the thread was
+/// killed.
+fn read_kernel_words(stopped: &StoppedThread, tid: u32, with_process_signals: bool) -> Vec<u64> {
     let mut words = stopped.queued_signals(false).unwrap_or_default();
-    if of_process {
+    if with_process_signals {
         words.extend(stopped.queued_signals(true).unwrap_or_default());
     }
     words.extend(rseq_area(tid).ok().flatten());
@@ -269,7 +270,8 @@ impl SnapshotThreads {
         Err(error)
     }
 
-    /// Resumes all threads, and returns their registers. `loaded` is as for [`Registers::read_at_exit`].
+    /// Resumes all threads, and returns their registers. `loaded` are the start addresses of the libraries in the
+    /// loader's list.
     pub(super) fn resume_all(mut self, maps: &[u8], loaded: &[u64]) -> Vec<Registers> {
         self.resume_with_restart();
         let library = c_library_code_ranges(maps, loaded);

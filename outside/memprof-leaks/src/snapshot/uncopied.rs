@@ -109,6 +109,7 @@ impl SavePlan {
             .iter()
             .filter(|each| kind.includes(each) && !each.is_device);
         let bytes: u64 = uncopied.map(|each| each.resident + each.swapped).sum();
+        // The times are per MiB; the size is in KiB first, so that a remainder counts.
         let total_time =
             |mib: Duration| Duration::from_nanos((mib.as_nanos() as u64 * (bytes >> 10)) >> 10);
         // The memory may grow until the threads are stopped.
@@ -144,9 +145,10 @@ impl SavePlan {
 }
 
 impl UncopiedMemory {
-    /// Reads the uncopied memory of a process whose threads are all stopped, as planned. Nothing is saved if that takes
-    /// longer than until `deadline`. `copy_maps` is the copy's /proc/PID/maps; `usage` are the mappings of the process.
-    /// Fails if the process was killed.
+    /// Reads the uncopied memory of a process whose threads are all stopped, by the method of `plan`; if its pages no
+    /// longer fit, saves only words that may be pointers. Saves nothing if reading is not done by `deadline`, a page
+    /// does not arrive in time, or the pointers need too much memory. `copy_maps` is the copy's /proc/PID/maps; `usage`
+    /// are the mappings of the process. Fails if the process was killed.
     pub(super) fn save(
         pid: u32,
         copy_maps: &[u8],

@@ -26,17 +26,17 @@ pub(super) fn require_no_fork_events(pid: u32, mappings: &[MappingUsage]) -> Res
     let Some(served) = mappings.iter().find(|mapping| mapping.is_served) else {
         return Ok(());
     };
-    let features = features_of_all_processes(pid, served.range.start);
+    let features = userfault_features_of_all_processes(pid, served.range.start);
     match features.iter().all(|each| each & EVENT_FORK == 0) && !features.is_empty() {
         true => Ok(()),
         false => Err(Error::ForkEvents),
     }
 }
 
-/// Features of all descriptors that [`features_of_process`] finds, in process `pid` and in each other process that this
-/// user may inspect: a process that holds a descriptor of its own may have passed a second one on. Ends after
+/// Features of all userfaultfd descriptors that serve memory at `address`, in process `pid` and in each other process
+/// that this user may inspect: a process that holds a descriptor of its own may have passed a second one on. Ends after
 /// [`SEARCH_TIME`], even if other processes are left.
-fn features_of_all_processes(pid: u32, address: u64) -> Vec<u64> {
+fn userfault_features_of_all_processes(pid: u32, address: u64) -> Vec<u64> {
     let start = Instant::now();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let others = processes
@@ -45,14 +45,14 @@ fn features_of_all_processes(pid: u32, address: u64) -> Vec<u64> {
         .take_while(|_| start.elapsed() < SEARCH_TIME);
     iter::once(pid)
         .chain(others)
-        .flat_map(|pid| features_of_process(pid, address))
+        .flat_map(|pid| userfault_features_of_process(pid, address))
         .collect()
 }
 
 /// Features of the userfaultfd descriptors that process `pid` holds and that serve a process with registered memory at
-/// `address`. A descriptor of which that is not known counts if it has the fork feature. Empty if there are none, or if
-/// this user may not inspect the process.
-fn features_of_process(pid: u32, address: u64) -> Vec<u64> {
+/// `address`. If it cannot be found out whether a descriptor serves that memory, the descriptor counts if it has the
+/// fork feature. Empty if there are no such descriptors, or if this user may not inspect the process.
+fn userfault_features_of_process(pid: u32, address: u64) -> Vec<u64> {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
     let numbers = descriptors
         .into_iter()
@@ -60,7 +60,7 @@ fn features_of_process(pid: u32, address: u64) -> Vec<u64> {
         .flatten()
         .filter_map(|descriptor| {
             let number = descriptor.file_name().to_str()?.parse().ok()?;
-            is_descriptor(pid, number).then_some(number)
+            is_userfault_descriptor(pid, number).then_some(number)
         });
     let features = numbers.filter_map(|number| {
         let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
@@ -69,7 +69,7 @@ fn features_of_process(pid: u32, address: u64) -> Vec<u64> {
         let is_server = match descriptor_serves_address(pid, number, address) {
             Ok(serves) => serves,
             // The process has ended, or closed it.
-            Err(_) if !is_descriptor(pid, number) => false,
+            Err(_) if !is_userfault_descriptor(pid, number) => false,
             // This descriptor may serve the address. With the feature, it rules the fork out; without, it proves
             // nothing.
             Err(_) => features & EVENT_FORK != 0,
@@ -80,7 +80,7 @@ fn features_of_process(pid: u32, address: u64) -> Vec<u64> {
 }
 
 /// Whether process `pid` holds a descriptor of userfaultfd(2) under that number.
-fn is_descriptor(pid: u32, number: i32) -> bool {
+fn is_userfault_descriptor(pid: u32, number: i32) -> bool {
     let link = fs::read_link(format!("/proc/{pid}/fd/{number}"));
     link.is_ok_and(|link| link == Path::new(DESCRIPTOR_LINK))
 }
@@ -119,7 +119,7 @@ mod tests {
             ..mapping
         };
         // No server is found, unless another test's process has one.
-        assert!(features_of_process(std::process::id(), 0).is_empty());
+        assert!(userfault_features_of_process(std::process::id(), 0).is_empty());
         let error = require_no_fork_events(std::process::id(), &[served]);
         assert!(
             matches!(error, Ok(()) | Err(Error::ForkEvents)),

@@ -15,8 +15,9 @@ const FIRST_FRAME_OFFSET: u64 = COUNT_OFFSET + 8;
 /// Most frames of a stack; jemalloc keeps 128 by default.
 const MAX_FRAMES: u32 = 1024;
 
-/// Reads the stack of a context. `None` if it is inconsistent: the frames must be where the context says, and
-/// the first one must be code.
+/// Reads the stack of a profiler's context at the address `context` (`prof_tctx_t`). `None` if it cannot be read or is
+/// inconsistent: it must have 1 to [`MAX_FRAMES`] frames, these must be where the context says, and the first one must
+/// be code.
 pub(super) fn read_stack(view: &SnapshotMemory, context: u64) -> Option<Stack> {
     let global = view.read_word(context.checked_add(GLOBAL_CONTEXT_OFFSET)?)?;
     let word = |offset: u64| view.read_word(global.checked_add(offset)?);

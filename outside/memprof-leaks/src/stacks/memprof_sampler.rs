@@ -42,7 +42,7 @@ impl SamplerTables {
         ranges.filter(|range| range.start < range.end)
     }
 
-    /// Least mean bytes between the samples of a sampler. `None` if there is no sampler.
+    /// Least mean bytes between the samples of a sampler. `None` if there is no sampler, or none with an interval.
     pub(super) fn min_sample_interval(&self) -> Option<u64> {
         let intervals = self.0.iter().map(RemoteTables::interval);
         intervals.filter(|interval| *interval > 0).min()

@@ -1,5 +1,5 @@
-//! A program in Rust with a global allocator: over memory of its own (`--cfg own_memory`), or over that of the C library
-//! (`--cfg system`). Prints "ready PID" and echoes what it reads.
+//! A program in Rust with a global allocator: over memory of its own (`--cfg own_memory`), or over that of the C
+//! library (`--cfg system`). Prints "ready PID" and echoes what it reads.
 #![allow(unexpected_cfgs)]
 
 use std::alloc::{GlobalAlloc, Layout, System};

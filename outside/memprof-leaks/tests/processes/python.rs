@@ -249,7 +249,8 @@ fn only_lost_objects_are_leaked_among_those_of_every_form() {
     }
 }
 
-/// The interpreters on the path that `holders` can read, without 3.8, which itself loses a module `_warnings` at its start.
+/// The interpreters on the path that `holders` can read, without 3.8, which itself loses a module `_warnings` at its
+/// start.
 fn interpreters() -> Vec<String> {
     let runs = |name: &String| {
         let output = Command::new(name).arg("--version").output();

@@ -290,8 +290,8 @@ fn cgroup_without_memory_for_copied_pages_is_refused() {
     );
 }
 
-/// The memory that a process has allocated before stays charged to its former cgroup, but each page that it writes while
-/// there is a copy is charged to the new one.
+/// The memory that a process has allocated before stays charged to its former cgroup, but each page that it writes
+/// while there is a copy is charged to the new one.
 #[test]
 fn process_that_writes_more_than_its_cgroup_has_left_is_unharmed() {
     let mut target = start("writes", &["80"]);

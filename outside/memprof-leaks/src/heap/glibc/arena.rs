@@ -54,8 +54,9 @@ pub(super) struct ArenaHeaps {
     pub(super) mapped: Vec<Range<u64>>,
 }
 
-/// Finds the arenas of a copy of glibc by the main one among the variables of a file (`region`), the main one first.
-/// `None` if it is not there.
+/// Finds the arenas of a copy of glibc. Searches for the main arena among the variables of a file, in the mapping
+/// `region` and the anonymous one behind it, and follows its links to the others. The main arena comes first. `None` if
+/// no main arena is in the first [`MAX_DATA_BYTES`].
 pub(super) fn find_arenas_in(view: &SnapshotMemory, region: &Region) -> Option<Vec<Arena>> {
     let mut memory = CachedReader::new(view);
     // Variables without an initial value follow in an anonymous mapping.
@@ -73,8 +74,9 @@ pub(super) fn find_arenas_in(view: &SnapshotMemory, region: &Region) -> Option<V
     })
 }
 
-/// Returns the arenas in the ring that begins with `main`, the address of the main one. `None` if it does not close, or
-/// if one in it has no bins: then no main arena of this layout is at the address.
+/// Returns the arenas in the ring of links that begins with `main`, the address of the main arena. `None` if the ring
+/// does not close within [`MAX_ARENAS`], a link cannot be read, or one of the others has no bins: then no main arena of
+/// this layout is at `main`.
 fn follow_arena_ring(
     view: &SnapshotMemory,
     main: u64,
@@ -99,8 +101,8 @@ fn follow_arena_ring(
     Some(all)
 }
 
-/// Whether the bins of an arena begin with the head at `first`. They must be empty or doubly linked lists, except for a
-/// few that a thread may be changing.
+/// Whether the bins of an arena begin with the head at `first`. All bins must be empty or doubly linked lists, except
+/// for at most [`MAX_INCONSISTENT_BINS`], which a thread may be changing. False if a head cannot be read.
 fn are_bins_at(memory: &mut CachedReader<'_>, view: &SnapshotMemory, first: u64) -> bool {
     let mut inconsistent = 0;
     for bin in 0..BIN_COUNT {
@@ -144,8 +146,8 @@ impl Arena {
         self.address..self.first_bin() + END_OFFSET
     }
 
-    /// Address of the first chunk of each fast bin that is not empty. A fast bin is a list of small free chunks whose
-    /// headers say that they are used.
+    /// Address of the first chunk of each fast bin that is not empty and can be read. A fast bin is a list of small
+    /// free chunks whose headers say that they are used; glibc 2.43 and newer has none.
     pub(super) fn fast_bin_heads(&self, view: &SnapshotMemory) -> impl Iterator<Item = u64> {
         let bins = self.layout.fast_bins_offset.into_iter();
         let bins = bins.flat_map(|offset| (0..FAST_BIN_COUNT).map(move |bin| offset + 8 * bin));
@@ -153,7 +155,8 @@ impl Arena {
         first.filter(|chunk| *chunk != 0)
     }
 
-    /// Address of the top chunk's header; inner `None` if the arena has no memory yet. `None` if it cannot be read.
+    /// Address of the top chunk's header. Outer `None` if the field `top` cannot be read; inner `None` if the arena has
+    /// no memory yet.
     pub(super) fn top_chunk(&self, view: &SnapshotMemory) -> Option<Option<u64>> {
         // A new arena's first bin serves as its top chunk.
         let top = view.read_word(self.first_bin())?;
@@ -167,14 +170,14 @@ impl Arena {
         bytes.unwrap_or_default()
     }
 
-    /// Whether all its memory is that of brk(2). Also true if its flags cannot be read.
+    /// Whether all memory of the arena is that of brk(2). Also true if its flags cannot be read.
     pub(super) fn is_contiguous(&self, view: &SnapshotMemory) -> bool {
         let flags = view.read_word(self.address).unwrap_or_default() >> (8 * FLAGS_OFFSET);
         flags & NONCONTIGUOUS_FLAG == 0
     }
 
-    /// Heaps of an arena other than the main one, from the last to the first. Stops at a heap that cannot be read.
-    /// Empty if the arena's first or last heap is not found.
+    /// Heaps of an arena other than the main one, from the last to the first. Stops at a heap that cannot be read, is
+    /// not the arena's, or has an invalid size. Empty if the arena's first or last heap is not found.
     pub(super) fn heaps(&self, view: &SnapshotMemory) -> ArenaHeaps {
         let mut heaps = ArenaHeaps::default();
         let is_own = |heap: u64| view.read_word(heap + HEAP_ARENA_OFFSET) == Some(self.address);
@@ -197,6 +200,7 @@ impl Arena {
             let Some(size) = size_of(heap).filter(is_size) else {
                 break;
             };
+            // Links that form a circle end here.
             if heaps.mapped.len() == MAX_ARENAS {
                 break;
             }

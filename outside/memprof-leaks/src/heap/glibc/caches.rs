@@ -36,8 +36,8 @@ pub(super) enum ListPointers {
 }
 
 impl ListPointers {
-    /// Returns the pointer that is stored as `value` at `address`.
-    pub(super) fn reveal(self, value: u64, address: u64) -> u64 {
+    /// Returns the pointer that a free list stores as `value` at `address`.
+    pub(super) fn decode_pointer(self, value: u64, address: u64) -> u64 {
         match self {
             Self::Plain => value,
             // `PROTECT_PTR` of glibc's malloc.c.
@@ -46,7 +46,7 @@ impl ListPointers {
     }
 
     /// Recognizes the form by the end of a list: a plain list ends with 0, a xored one never does. `lists` are the
-    /// first entry of each list and the list's index. Without a plain list, the form counts as xored.
+    /// first entry of each list and the list's index. The form counts as xored unless a plain list is found.
     fn recognize(view: &SnapshotMemory, mut lists: impl Iterator<Item = (u64, u64)>) -> Self {
         let is_plain = |(first, index): (u64, u64)| {
             let mut entry = first;
@@ -66,9 +66,10 @@ impl ListPointers {
     }
 }
 
-/// Adds the objects in the thread caches and fast bins of a copy of glibc to `heap.cached`, and the latter also to
-/// `heap.fast_bins`. `candidates` are objects that may be caches. If no candidate is a cache, and `may_have_none` returns false, the heap
-/// is emptied and recorded as unproven: cached objects would count as leaked.
+/// Adds the freed objects in the thread caches and fast bins of a copy of glibc to `heap.cached`, those in fast bins
+/// also to `heap.fast_bins`. `candidates` are objects that may be caches. If none of them is a cache, and
+/// `may_have_none` returns false, empties the heap, so that its memory is a root, and records it as unproven: its
+/// cached objects would count as leaked.
 pub(super) fn add_cached_objects(
     view: &SnapshotMemory,
     copy: &GlibcCopy,
@@ -124,9 +125,9 @@ pub(super) fn add_cached_objects(
     heap.cached.extend_from_slice(&heap.fast_bins[known..]);
 }
 
-/// Adds the objects of a fast bin that a thread is about to merge (`malloc_consolidate`) to `heap.cached`:
-/// only the thread's registers point to the next chunk. Such a list is recognized because its chunks have one
-/// size, to its end.
+/// Adds to `heap.cached` the objects of a fast bin that a thread has taken out of its arena to merge them
+/// (`malloc_consolidate`): only the thread's registers point to the next chunk. Recognizes such a list because its
+/// chunks have one size, to its end. Finds only xored lists, those of glibc 2.32 and newer.
 pub(super) fn add_detached_fast_bin(
     view: &SnapshotMemory,
     threads: &[Registers],
@@ -154,8 +155,9 @@ pub(super) fn add_detached_fast_bin(
     }
 }
 
-/// Appends the entries of the free list that begins with `first` to `found`. Its pointers point `back` bytes in front
-/// of an entry. Ends at a pointer that is 0, misaligned or unreadable, and after [`MAX_ENTRIES`].
+/// Appends the entries of the free list that begins with `first` to `found`. `back` is the distance from the address in
+/// a pointer to the entry behind it: the size of a chunk's header in a fast bin, 0 in a thread's cache. Ends at a
+/// pointer that is 0, misaligned or unreadable, and after [`MAX_ENTRIES`].
 fn walk_free_list(
     view: &SnapshotMemory,
     pointers: ListPointers,
@@ -168,7 +170,7 @@ fn walk_free_list(
         found.push(entry);
         let next = view
             .read_word(entry)
-            .map(|next| pointers.reveal(next, entry));
+            .map(|next| pointers.decode_pointer(next, entry));
         match next.filter(|next| *next != 0 && next.is_multiple_of(ALIGNMENT)) {
             Some(next) => entry = next.wrapping_add(back),
             None => return,
@@ -176,8 +178,8 @@ fn walk_free_list(
     }
 }
 
-/// Reads the thread cache in the object at an address. `None` if the object has the size of no cache, or too many of
-/// the cache's lists are inconsistent.
+/// Reads the thread cache in the object at an address. `None` if the object cannot be read, has the size of no cache,
+/// or has too many inconsistent lists.
 fn read_thread_cache(view: &SnapshotMemory, address: u64) -> Option<Cache> {
     let size = view.read_word(address - 8)?;
     // A chunk with a mapping of its own has the size of the mapping, whole pages.
@@ -194,7 +196,8 @@ fn read_thread_cache(view: &SnapshotMemory, address: u64) -> Option<Cache> {
 
 impl CacheLayout {
     /// Parses the bytes of a cache. `has_size` gets an address and a list's index, and says whether a chunk there has
-    /// the size for that list. `None` if too many lists are inconsistent.
+    /// the size for that list. `None` if more than [`MAX_INCONSISTENT_LISTS`] are inconsistent, or if no list has a
+    /// free slot although the counts are those of free slots.
     fn parse(&self, bytes: &[u8], has_size: impl Fn(u64, u64) -> bool) -> Option<Cache> {
         let (counts, entries) = bytes.split_at((self.lists * self.count_width) as usize);
         let counts = counts.chunks_exact(self.count_width as usize);
@@ -224,7 +227,8 @@ impl CacheLayout {
     }
 }
 
-/// Whether the chunk of an object has a size that a thread cache keeps in its list with this index.
+/// Whether the chunk of an object has a size that a thread cache keeps in its list with this index. False if the size
+/// cannot be read.
 fn has_list_size(view: &SnapshotMemory, object: u64, index: u64) -> bool {
     // A chunk's size is in the word before its object.
     let size = view.read_word(object.wrapping_sub(8));
@@ -232,7 +236,7 @@ fn has_list_size(view: &SnapshotMemory, object: u64, index: u64) -> bool {
     object.is_multiple_of(ALIGNMENT) && list_sizes(index).contains(&size)
 }
 
-/// Sizes in bytes, headers included, of the chunks in the list of that index.
+/// Sizes in bytes, headers included, of the chunks in a thread cache's list with this index.
 fn list_sizes(index: u64) -> Range<u64> {
     match index.checked_sub(LIST_COUNT) {
         None => {
@@ -247,7 +251,8 @@ fn list_sizes(index: u64) -> Range<u64> {
     }
 }
 
-/// Starts of the used objects of up to `max_size` bytes whose second word is the caches' key: it marks a cache entry.
+/// Starts of the used objects of up to `max_size` bytes whose second word is `key`, which glibc writes into each entry
+/// of a thread's cache.
 fn objects_with_key(view: &SnapshotMemory, spans: &[Span], key: u64, max_size: u64) -> Vec<u64> {
     let mut memory = CachedReader::new(view);
     let small = spans

@@ -55,7 +55,7 @@ pub(super) enum Step {
 }
 
 impl Segment {
-    /// Addresses from the first chunk to the end of the memory, or to the top chunk if it is there.
+    /// Addresses from the first chunk to the end of the memory, or only to the top chunk if that lies in between.
     pub(super) fn chunks(&self) -> Range<u64> {
         match (self.start..self.end).contains(&self.top) {
             true => self.start..self.top,
@@ -88,9 +88,10 @@ impl Segment {
     }
 
     /// Follows the chunks, and collects the objects and the chunks that may be thread caches. `None` if the chunks
-    /// reach neither the top chunk nor chunks that close the segment.
+    /// reach neither the top chunk nor chunks that close the segment, or if a size cannot be read.
     pub(super) fn walk(&self, memory: &mut CachedReader<'_>) -> Option<SegmentWalk> {
         let Range { start, end } = self.chunks();
+        // An object begins behind its chunk's header, and ends with the first word of the next chunk.
         let range = start + HEADER_SIZE..end + HEADER_SIZE - SIZE_FIELD;
         let mut span = Span::new(range, ALIGNMENT, SIZE_FIELD);
         let mut caches = Vec::new();
@@ -105,6 +106,7 @@ impl Segment {
                 }
             };
             let next_size = memory.read_word(next.checked_add(8)?)?;
+            // The flag that a chunk is used is in the size field of the next one.
             let is_used = next_size & PREVIOUS_IN_USE_FLAG != 0;
             span.add_object(chunk + HEADER_SIZE, is_used);
             let length = size & !SIZE_FLAGS;
@@ -118,9 +120,9 @@ impl Segment {
     }
 }
 
-/// Returns the end of the memory that `chunk` closes. Where memory ends, glibc writes a chunk of 0 bytes, or one of 16
-/// bytes with a second one of 0 or 16 bytes after it. `None` if the chunk is neither, or if the end is not that of a
-/// page.
+/// Returns the end of the memory that `chunk` closes; `length` is the chunk's size. Where memory ends, glibc writes a
+/// chunk of 0 bytes, or one of 16 bytes with a second one of 0 or 16 bytes after it. `None` if the chunk is neither, or
+/// if the end is not that of a page.
 fn end_after_closing_chunk(memory: &mut CachedReader<'_>, chunk: u64, length: u64) -> Option<u64> {
     let end = match length {
         0 => chunk + HEADER_SIZE,

@@ -17,8 +17,9 @@ pub(super) struct GlibcCopy {
 }
 
 impl GlibcCopy {
-    /// Finds all copies by their arenas: among the variables of the files named libc.so.6, and if the program's own
-    /// copy is not among these, of all other files, for a statically linked glibc.
+    /// Finds all copies by their arenas. Searches the variables of the files that are named like glibc's main library.
+    /// If the program's own copy is not among these, also searches all other files, because glibc may be linked
+    /// statically into one.
     pub(super) fn find_all(view: &SnapshotMemory) -> Vec<Self> {
         let data = || {
             let regions = view.regions.iter();
@@ -40,7 +41,8 @@ impl GlibcCopy {
         copies
     }
 
-    /// Creates the copy with these arenas, of which the first is the main one. `None` if there is none.
+    /// Creates the copy with these arenas, of which the first is the main one, and finds their shared parameters in
+    /// memory. `None` if `arenas` is empty.
     fn new(view: &SnapshotMemory, mut arenas: Vec<Arena>) -> Option<Self> {
         let others = arenas.split_off(1.min(arenas.len()));
         let main = arenas.pop()?;
@@ -51,7 +53,7 @@ impl GlibcCopy {
         })
     }
 
-    /// Whether its main arena may have memory of brk(2). glibc gives that to the program's own copy alone
+    /// Whether the copy's main arena may have memory of brk(2). glibc lets only the program's own copy use it
     /// (`__always_fail_morecore`).
     pub(super) fn may_use_brk(&self, view: &SnapshotMemory) -> bool {
         let began_there = |parameters: &Parameters| {
@@ -60,7 +62,8 @@ impl GlibcCopy {
         self.main_arena.is_contiguous(view) || self.parameters.as_ref().is_some_and(began_there)
     }
 
-    /// Whether one of its arenas has memory. False for a copy that allocated nothing, which has no thread caches.
+    /// Whether one of the copy's arenas has memory; also true if the main arena's top chunk cannot be read. False for a
+    /// copy that allocated nothing, which has no thread caches.
     pub(super) fn has_memory(&self, view: &SnapshotMemory) -> bool {
         !self.other_arenas.is_empty() || self.main_arena.top_chunk(view) != Some(None)
     }

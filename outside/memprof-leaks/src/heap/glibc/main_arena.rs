@@ -29,11 +29,12 @@ pub(super) struct UnwalkedBytes {
 }
 
 /// Finds the segments of the main arena, and walks them. `brk` is the memory of brk(2), `None` if the arena has none of
-/// it. `first_chunk` is its first chunk there; if it is `None`, that chunk is searched. `others` are the ranges of the
-/// other arenas. Fails as `walk` does.
+/// it. `first_chunk` is the arena's first chunk in `brk`; if it is `None`, that chunk is searched. `others` are the
+/// ranges of the other arenas. Fails as `walk` does.
 ///
 /// Returns the bytes that the arena has got from the kernel but that were not walked. If more mapped memory looks like
-/// segments than the arena has got, none of it is walked, and the result has it as a surplus.
+/// segments than the arena has got, none of it is walked, and the result has it as a surplus. Walks nothing, and
+/// returns zeros, if the arena has no memory or its top chunk cannot be read.
 pub(super) fn walk_segments(
     view: &SnapshotMemory,
     arena: &Arena,
@@ -97,9 +98,9 @@ struct SegmentSearch<'a> {
 }
 
 impl SegmentSearch<'_> {
-    /// Finds and walks the segments in the memory of brk(2). The first one begins at `first`; if that is `None`, it is
-    /// searched, too. Returns the bytes from the start of the first to the end of the last one. If a segment cannot be
-    /// followed, returns the length of `range`. Fails as `walk` does.
+    /// Finds and walks the segments in the memory of brk(2). The first one begins at `first`; if that is `None`, its
+    /// start is searched, too. Returns the bytes from the start of the first to the end of the last one. If a segment
+    /// cannot be followed, returns the length of `range`. Fails as `walk` does.
     fn walk_brk_memory(
         &mut self,
         range: Range<u64>,
@@ -144,8 +145,8 @@ impl SegmentSearch<'_> {
         }
     }
 
-    /// Segment that begins at an address, and ends before `limit`. `None` if no first chunk is there, or if the chunks
-    /// from there on reach no end. Such chunks are remembered, so that they are not followed again.
+    /// Segment that begins at an address, and ends at `limit` or before. `None` if no first chunk can be read there, or
+    /// if the chunks from there on reach no end. These chunks are remembered, so that they are not followed again.
     fn find_segment(&mut self, start: u64, limit: u64) -> Option<Segment> {
         let size = self.memory.read_word(start + 8)?;
         let is_first = size & SIZE_FLAGS == PREVIOUS_IN_USE_FLAG
@@ -163,6 +164,7 @@ impl SegmentSearch<'_> {
         let mut visited = Vec::new();
         let end = self.find_segment_end(&bounds, size, &mut visited);
         if end.is_none() {
+            // Bounds the memory: forgotten chunks are only followed again.
             if self.rejected.len() + visited.len() > MAX_REJECTED {
                 self.rejected.clear();
             }
@@ -174,8 +176,8 @@ impl SegmentSearch<'_> {
         })
     }
 
-    /// End of the memory whose first chunk has this size field, or `None` if a chunk on the way was rejected before or
-    /// is inconsistent. Appends chunks on the way to `visited`.
+    /// End of the memory whose first chunk, at the start of `bounds`, has this size field. `None` if a chunk on the way
+    /// was rejected before, is inconsistent or cannot be read. Appends chunks on the way to `visited`.
     fn find_segment_end(
         &mut self,
         bounds: &Segment,

@@ -23,12 +23,13 @@ struct MappedChunk {
     mapping: Range<u64>,
 }
 
-/// Adds the chunks with a mapping of their own to `heap`, and returns the objects whose mapping is one page.
+/// Adds the chunks with a mapping of their own to `heap`. Returns the objects whose mapping is one page: these may be
+/// thread caches.
 ///
-/// `counted` has the number of them that glibc counts. If it is `None`, or if more are found, none of those found is
-/// certain: none is added, and they are recorded as unproven. If fewer are found, the missing ones are recorded as
-/// unproven. `tail` are the bytes at a mapping's end that the chunk's size does not count. `others` is the memory of
-/// other allocators.
+/// `counted` has the number of such chunks that glibc counts. If it is `None`, or if more are found, none of those
+/// found is certain: none is added, and they are recorded as unproven. If fewer are found, the missing ones are
+/// recorded as unproven. `tail` are the bytes at a mapping's end that the chunk's size does not count. `others` is the
+/// memory of other allocators.
 pub(super) fn add_mapped_chunks(
     view: &SnapshotMemory,
     counted: Option<&Parameters>,
@@ -89,8 +90,8 @@ fn range_length(range: &Range<u64>) -> u64 {
     range.end - range.start
 }
 
-/// Appends the chunks in a run of private memory that are in none of the `excluded` ranges. `tail` is that of
-/// [`add_mapped_chunks`].
+/// Appends the mapped chunks in a run of private memory to `found`, except those that overlap an `excluded` range.
+/// `tail` are the bytes at a mapping's end that the chunk's size does not count.
 fn add_chunks_in_run(
     memory: &mut CachedReader<'_>,
     run: &PrivateRun,
@@ -103,8 +104,9 @@ fn add_chunks_in_run(
         if page < end {
             continue;
         }
-        let word = |address: u64| memory.read_word(address);
-        let Some(chunk) = find_mapped_chunk(word, run.pages_from(page), page, run.range.end, tail)
+        let read_word = |address: u64| memory.read_word(address);
+        let Some(chunk) =
+            find_mapped_chunk(read_word, run.pages_from(page), page, run.range.end, tail)
         else {
             continue;
         };
@@ -117,18 +119,18 @@ fn add_chunks_in_run(
 }
 
 /// Chunk in a mapping that begins at `start` and ends at `limit` or before. The chunk of an aligned allocation may
-/// begin behind `start`. `pages` are the resident pages from `start` on; `tail` is that of [`add_mapped_chunks`].
-/// `None` if no such chunk is there.
+/// begin behind `start`. `read_word` reads memory; `pages` are the resident pages from `start` on; `tail` are the bytes
+/// at the mapping's end that the chunk's size does not count. `None` if no such chunk is there.
 fn find_mapped_chunk(
-    mut word: impl FnMut(u64) -> Option<u64>,
+    mut read_word: impl FnMut(u64) -> Option<u64>,
     pages: impl Iterator<Item = u64>,
     start: u64,
     limit: u64,
     tail: u64,
 ) -> Option<MappedChunk> {
-    let whole = read_mapped_chunk(&mut word, start, start, tail)?;
+    let whole = read_mapped_chunk(&mut read_word, start, start, tail)?;
     let mut aligned_at = |object: u64| {
-        let chunk = read_mapped_chunk(&mut word, start, object - HEADER_SIZE, tail)?;
+        let chunk = read_mapped_chunk(&mut read_word, start, object - HEADER_SIZE, tail)?;
         (chunk.mapping.end <= limit).then_some(chunk)
     };
     // An aligned allocation moves the chunk to where its user's memory is aligned, and leaves the header at the start
@@ -141,31 +143,32 @@ fn find_mapped_chunk(
     }
     // realloc(3), which may move the mapping, keeps only alignments within a page. The gap in front of the chunk is
     // untouched, or filled (mallopt(3), M_PERTURB).
-    let filler = word(start + HEADER_SIZE)?;
+    let filler = read_word(start + HEADER_SIZE)?;
     for page in pages.take_while(|page| *page < whole.mapping.end) {
         let end = page + PAGE_SIZE;
-        let aligned = read_mapped_chunk(&mut word, start, end - HEADER_SIZE, tail);
+        let aligned = read_mapped_chunk(&mut read_word, start, end - HEADER_SIZE, tail);
         if let Some(chunk) = aligned.filter(|chunk| chunk.mapping.end <= limit) {
             return Some(chunk);
         }
         let mut gap = (page.max(start + HEADER_SIZE)..end).step_by(8);
-        if gap.any(|address| word(address) != Some(filler)) {
+        if gap.any(|address| read_word(address) != Some(filler)) {
             break;
         }
     }
     Some(whole).filter(|whole| whole.mapping.end <= limit)
 }
 
-/// Reads the mapped chunk at `chunk`, in a mapping that begins at `start`; `tail` is that of [`add_mapped_chunks`].
-/// `None` if no such chunk is there.
+/// Reads the mapped chunk at `chunk`, in a mapping that begins at `start`. `tail` are the bytes at the mapping's end
+/// that the chunk's size does not count. `None` if the header at `chunk` cannot be read, or is not that of such a
+/// chunk.
 fn read_mapped_chunk(
-    word: &mut impl FnMut(u64) -> Option<u64>,
+    read_word: &mut impl FnMut(u64) -> Option<u64>,
     start: u64,
     chunk: u64,
     tail: u64,
 ) -> Option<MappedChunk> {
-    let offset = word(chunk)? & !HUGE_FLAG;
-    let size = word(chunk + 8)?;
+    let offset = read_word(chunk)? & !HUGE_FLAG;
+    let size = read_word(chunk + 8)?;
     let length = size & !SIZE_FLAGS;
     let end = chunk.checked_add(length)?.checked_add(tail)?;
     let is_mapped = offset == chunk - start

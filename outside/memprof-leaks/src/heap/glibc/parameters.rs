@@ -58,8 +58,9 @@ impl Parameters {
             .find_map(|field| Self::read(|address| memory.read_word(address), field, is_base))
     }
 
-    /// Adds the counts of another copy of glibc. The first chunk stays that of `self`.
-    pub(super) fn plus(self, other: &Self) -> Self {
+    /// Adds the counts of mapped chunks of another copy of glibc. Of the list lengths, the larger one stays; the first
+    /// chunk stays that of `self`.
+    pub(super) fn add_counts(self, other: &Self) -> Self {
         Self {
             mapped_count: self.mapped_count + other.mapped_count,
             mapped_bytes: self.mapped_bytes.saturating_add(other.mapped_bytes),
@@ -68,33 +69,37 @@ impl Parameters {
         }
     }
 
-    /// Reads the structure whose `sbrk_base` is at `field`. `None` if its fields do not fit together or cannot be read.
-    /// `is_base` says whether a value can be that of `sbrk_base`.
+    /// Reads the structure whose `sbrk_base` is at `field`. `read_word` reads memory; `is_base` says whether a value
+    /// can be that of `sbrk_base`. `None` if the fields do not fit together or cannot be read.
     fn read(
-        mut word: impl FnMut(u64) -> Option<u64>,
+        mut read_word: impl FnMut(u64) -> Option<u64>,
         field: u64,
         is_base: impl Fn(u64) -> bool,
     ) -> Option<Self> {
-        let base = word(field).filter(|base| is_base(*base))?;
-        let lists = word(field + CACHE_LISTS_OFFSET)?;
-        let size = word(field + CACHE_SIZE_OFFSET)?;
-        let cache_count = word(field + CACHE_COUNT_OFFSET)?;
+        let base = read_word(field).filter(|base| is_base(*base))?;
+        let lists = read_word(field + CACHE_LISTS_OFFSET)?;
+        let size = read_word(field + CACHE_SIZE_OFFSET)?;
+        let cache_count = read_word(field + CACHE_COUNT_OFFSET)?;
         let last_size = MIN_CHUNK + lists.checked_sub(1)?.checked_mul(ALIGNMENT)?;
         let has_large_lists =
             lists == MAX_CACHE_LISTS && (last_size..MAX_CACHE_SIZE).contains(&size);
         let has_caches = lists <= MAX_CACHE_LISTS
             && (size.abs_diff(last_size) <= MIN_CHUNK || has_large_lists)
             && cache_count <= MAX_CACHE_COUNT;
-        let (bytes, max_bytes) = (word(field - BYTES_OFFSET)?, word(field - MAX_BYTES_OFFSET)?);
+        let (bytes, max_bytes) = (
+            read_word(field - BYTES_OFFSET)?,
+            read_word(field - MAX_BYTES_OFFSET)?,
+        );
         if !has_caches || bytes > max_bytes || bytes % ALIGNMENT != 0 {
             return None;
         }
         // Reads the 32-bit number that lies `back` bytes in front of `sbrk_base`.
         let mut half = |back: u64| {
             let address = field - back;
-            Some(word(address & !7)? >> (8 * (address % 8)) & 0xffff_ffff)
+            Some(read_word(address & !7)? >> (8 * (address % 8)) & 0xffff_ffff)
         };
         for back in COUNTS_OFFSETS {
+            // `n_mmaps`, `n_mmaps_max`, `max_n_mmaps` and `no_dyn_threshold`.
             let (count, limit) = (half(back)?, half(back - 4)?);
             let (max_count, is_fixed) = (half(back - 8)?, half(back - 12)?);
             let has_limit = is_fixed == 1 || (is_fixed == 0 && limit == DEFAULT_MAX_COUNT);

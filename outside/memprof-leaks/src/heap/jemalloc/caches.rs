@@ -22,8 +22,9 @@ struct CacheBin {
     used: Range<u64>,
 }
 
-/// Adds the objects in caches to `heap.cached`. Excludes the caches' arrays from the roots, because their
-/// unused parts still have the addresses of former entries.
+/// Adds the objects in the threads' caches to `heap.cached`. The caches' arrays still have the addresses of former
+/// entries in their unused parts: excludes them from the roots, and marks the objects that contain them as opaque, so
+/// that they are not scanned.
 pub(super) fn add_cached_objects(
     view: &SnapshotMemory,
     threads: &[Registers],
@@ -82,10 +83,11 @@ fn find_cache_bins(view: &SnapshotMemory, variables: Range<u64>) -> Vec<CacheBin
 
 /// Parses a bin. `head` is its first word, the address of its lowest entry. `bounds` is its third word, which has the
 /// lowest 16 bits of four numbers: of `head` when the bin last had fewest entries, of the array's start and end, and in
-/// 5.3.1 the largest number of entries. `None` if they are inconsistent.
+/// 5.3.1 the largest number of entries. `None` if these are inconsistent, or `head` is no address in user space.
 fn parse_cache_bin(head: u64, bounds: u64) -> Option<CacheBin> {
     let part = |shift: u32| (bounds >> shift) as u16;
     let (fewest, full, empty, max) = (part(0), part(16), part(32), part(48));
+    // Differences of the lowest 16 bits are exact, because an array has less than 64 KiB.
     let length = empty.wrapping_sub(full);
     let used = empty.wrapping_sub(head as u16);
     let is_consistent = length > 0

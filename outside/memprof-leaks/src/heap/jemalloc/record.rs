@@ -47,7 +47,7 @@ static CLASS_SIZES: LazyLock<Vec<u64>> = LazyLock::new(|| {
 pub(super) enum ExtentState {
     /// It has objects.
     Active,
-    /// It is dirty, muzzy or retained: kept for later use.
+    /// Dirty, muzzy or retained: kept for later use.
     Idle,
 }
 
@@ -75,8 +75,8 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// Returns the address of a large extent's object, and the profiler's context for it. `None` if the object is not
-    /// sampled: then the word is 1, or has an old value if jemalloc has no profiler.
+    /// Returns the address of a large extent's object, and the profiler's context for it. `None` for a slab, and for an
+    /// object that is not sampled: its word is 1, or has an old value if jemalloc has no profiler.
     pub(super) fn profiler_context(&self) -> Option<(u64, u64)> {
         match self.kind {
             ExtentKind::Large { context } if context > PAGE_SIZE && context.is_multiple_of(8) => {

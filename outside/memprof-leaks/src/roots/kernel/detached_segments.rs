@@ -8,8 +8,9 @@ use super::message_queues::{CLOCK_ROUNDING, start_time_in_seconds};
 use crate::snapshot_memory::SnapshotMemory;
 use crate::unsearched::Unsearched;
 
-/// Notes the size of the segments that the process has created, or was the last to attach or detach, and has not attached
-/// now. A segment counts only if the process has run since then; if its start is not known, each does.
+/// Notes the size of the System V segments that the process has created, or was the last to attach or detach, and has
+/// not attached now. A segment counts only if that happened after the process's start, because another process may have
+/// had its pid before; if the start is not known, each segment counts.
 pub(super) fn note_detached_segments(pid: u32, view: &SnapshotMemory, roots: &mut Roots) {
     let segments = fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
     let started = start_time_in_seconds(pid).unwrap_or(0);
@@ -32,10 +33,10 @@ pub(super) fn note_detached_segments(pid: u32, view: &SnapshotMemory, roots: &mu
     }
 }
 
-/// Bytes in memory and swap of a segment that is not `attached`, by its line in /proc/sysvipc/shm. `None` unless process
-/// `pid` created it, or was the last to attach or detach it, since second `started`. Also `None` for lines of another
-/// form. The columns are key, shmid, perms, size, cpid, lpid, nattch, uid, gid, cuid, cgid, atime, dtime, ctime, rss and
-/// swap.
+/// Bytes in memory and swap of a segment that is not `attached`, by its line in /proc/sysvipc/shm. `None` unless
+/// process `pid` created it, or was the last to attach or detach it, since second `started`. Also `None` for lines of
+/// another form. The columns are key, shmid, perms, size, cpid, lpid, nattch, uid, gid, cuid, cgid, atime, dtime,
+/// ctime, rss and swap.
 fn detached_bytes(line: &str, pid: u32, started: u64, attached: &HashSet<u64>) -> Option<u64> {
     let columns: Vec<_> = line.split_whitespace().collect();
     let number = |index: usize| columns.get(index)?.parse::<u64>().ok();

@@ -9,7 +9,7 @@ use super::super::Roots;
 use crate::unsearched::Unsearched;
 
 /// Notes how many bytes of messages wait in the System V queues to which the process was the last to send. A queue
-/// counts only if the process has run since then; if its start is not known, each does.
+/// counts only if that message was sent after the process's start; if the start is not known, each queue counts.
 pub(super) fn note_message_queues(pid: u32, roots: &mut Roots) {
     let queues = fs::read_to_string("/proc/sysvipc/msg").unwrap_or_default();
     // An earlier process may have had the pid. Without a start time, the queue may be this process's.
@@ -37,7 +37,8 @@ pub(super) fn start_time_in_seconds(pid: u32) -> Option<u64> {
     boot.checked_add_unsigned(second)?.try_into().ok()
 }
 
-/// Seconds by which a message or segment may seem older than the process that used it last: the differences of clocks are rounded.
+/// Seconds by which a message or segment may seem older than the process that used it last: the differences of clocks
+/// are rounded.
 pub(super) const CLOCK_ROUNDING: u64 = 2;
 
 /// Bytes of messages in a queue, by its line in /proc/sysvipc/msg. `None` unless process `pid` was the last to send to

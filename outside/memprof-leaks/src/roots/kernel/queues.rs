@@ -30,9 +30,9 @@ pub(super) struct Queues {
     senders_to_others: HashSet<u64>,
 }
 
-/// Adds the words of a queue at all offsets that may be addresses: the messages before a word may have any length.
-/// Counts in `queues` what was not read. `content` is the result of [`memprof_ptrace::kernel_queue::QueueReader::read_queue`], `None` if the process
-/// could not be opened.
+/// Adds the words of a queue that may be addresses, at all offsets: the messages before a word may have any length.
+/// Counts in `queues` the data that was not read, and the ends of Unix sockets. `content` is the result of reading the
+/// queue; `None` if the process could not be opened.
 pub(super) fn add_queued_words(
     pid: u32,
     content: Option<io::Result<Option<QueueContent>>>,
@@ -87,7 +87,7 @@ impl Queues {
                 why,
             ));
         }
-        // Of pairs that the process made, each receiver explains one sender. A child may have inherited the other end.
+        // If the process made a pair, its receiver explains its sender. A child may have inherited the other end.
         let inherited = self.senders.len().saturating_sub(self.receivers.len());
         let foreign_queues = self.senders_to_others.len() + inherited;
         for (count, what, why) in [

@@ -62,8 +62,8 @@ impl UnmappedFiles {
     }
 
     /// Adds the words of a descriptor's file that may be pointers, if it is a file in memory that was not searched yet.
-    /// If it is a POSIX queue, counts the bytes of its messages, and whether the process has requested a notification.
-    /// Opens no other file.
+    /// Counts the bytes of such a file that cannot be opened. If it is a POSIX queue, counts the bytes of its messages,
+    /// and whether the process has requested a notification. Opens no other file.
     pub(super) fn add_descriptor_file(&mut self, pid: u32, link: &Path, words: &mut Vec<u64>) {
         let Ok(metadata) = fs::metadata(link) else {
             return;
