@@ -49,14 +49,14 @@ pub enum AccessRule {
 }
 
 impl Default for AccessRule {
-    /// Admits the server's user and root, without a token.
+    /// Allows the server's user and root, without a token.
     fn default() -> Self {
         Self::User(None)
     }
 }
 
-/// Middleware that forwards allowed requests, with the base URL's path and the token removed from their path, and
-/// rejects others. Redirects a request whose path ends right after one of these two, to the path with a slash. Adds the
+/// Middleware that passes on allowed requests and rejects others. Removes the base URL's path and the token from the
+/// path of a request. If nothing follows one of these two, redirects to the same path with a slash at its end. Adds the
 /// security headers to every response.
 pub(crate) async fn guard_access(
     State(access): State<Arc<Access>>,
@@ -90,10 +90,10 @@ enum Admission {
 }
 
 impl Access {
-    /// Checks a request, and removes the base URL's path, the token and repeated slashes from its path. A path that
-    /// ends right after the base URL's or the token is redirected to the same path with a slash. Fails if the host name
-    /// is unknown, the client is not allowed, or a page of another origin sent the request, except a link that opens a
-    /// page.
+    /// Checks a request, and removes the base URL's path, the token and repeated slashes from its path. If nothing
+    /// follows the base URL's path or the token, requests a redirect to the same path with a slash. Fails if the host
+    /// name is unknown, the client is not allowed, or a web page of another origin made the browser send the request;
+    /// such a page may only open a page by a link.
     fn admit_request(&self, request: &mut Request) -> Result<Admission> {
         let peer = request.extensions().get::<Peer>().copied();
         let base = self.base_url_for(request.headers(), peer)?;
@@ -108,9 +108,9 @@ impl Access {
         }
     }
 
-    /// Checks that the client is allowed: by its user or by the token. Removes the path of `base` and the token from
-    /// the request's path, and stores `base` in its extensions. Redirects a path that ends right after the one or the
-    /// other, to the same path with a slash. Fails if the client is not allowed.
+    /// Checks that the client is allowed, by its user or by the token. Removes the path of `base` and the token from
+    /// the request's path, and stores `base` in its extensions. If nothing follows one of these two in the path,
+    /// requests a redirect to the same path with a slash. Fails if the client is not allowed.
     fn admit_client(
         &self,
         request: &mut Request,
@@ -137,8 +137,8 @@ impl Access {
         let after_prefix = path.strip_prefix("/t/");
         let given = after_prefix.map(|rest| rest.split_once('/').unwrap_or((rest, "")));
         match given {
-            // An allowed client needs no token, so a wrong one does not matter: a page that was opened before this
-            // server restarted sends an outdated one.
+            // A client that is allowed as a user may send a wrong token: a page that was opened before this server
+            // restarted sends an outdated one.
             Some((given, rest)) if is_allowed || matches_token(given) => {
                 if path.len() == "/t/".len() + given.len() {
                     return Ok(Admission::RedirectToSlash(format!("{given}/")));
@@ -154,8 +154,9 @@ impl Access {
         }
     }
 
-    /// Returns the address at which a proxy serves this server: as the headers of a trusted proxy say, else as
-    /// configured. `None` if neither names one. Fails if the headers of a trusted proxy form no valid address.
+    /// Returns the address at which a proxy serves this server, from the headers that a trusted proxy adds, else from
+    /// the configuration. `None` if neither names an address. Fails if the headers of a trusted proxy form no valid
+    /// address.
     fn base_url_for(&self, headers: &HeaderMap, peer: Option<Peer>) -> Result<Option<BaseUrl>> {
         let address = peer.and_then(|peer| peer.address);
         let is_trusted =
@@ -167,8 +168,9 @@ impl Access {
         Ok(forwarded.or_else(|| self.base_url.clone()))
     }
 
-    /// Fails unless the `Host` header is there once and has one of the server's names, and the request's URI has one,
-    /// too, if it contains an authority. The authority of `base`, the address at a proxy, counts as a name.
+    /// Checks that the request is for this server: exactly one `Host` header, with one of the server's names. If the
+    /// request's URI contains an authority, that must have such a name, too. The authority of `base`, the address at a
+    /// proxy, counts as a name.
     fn check_requested_host(
         &self,
         uri: &Uri,
@@ -193,8 +195,8 @@ impl Access {
         )
     }
 
-    /// Returns whether an authority, with any port, has one of the server's names, or that of `base`, the address at a
-    /// proxy.
+    /// Returns whether an authority (`HOST` or `HOST:PORT`) has one of the server's names or the name in `base`, the
+    /// address at a proxy. Ignores the port.
     fn is_server_name(&self, authority: &str, base: Option<&BaseUrl>) -> bool {
         let name = without_port(authority);
         let base = base.into_iter().map(|base| without_port(base.authority()));
@@ -213,9 +215,9 @@ enum Sender {
     Link,
 }
 
-/// Rejects requests that a page of another origin makes a browser send, except links, whose target must be checked with
-/// [`is_page`]. `base` is the address at a proxy, whose pages are allowed. If a header is repeated, every value must be
-/// allowed.
+/// Rejects requests that a web page of another origin makes a browser send. Only a link passes, and the caller must
+/// check its target with [`is_page`]. `base` is the address at a proxy, whose pages are allowed. If a header is
+/// repeated, every value must be allowed.
 fn check_sender(request: &Request, base: Option<&BaseUrl>) -> Result<Sender> {
     let headers = request.headers();
     // A value that is not ASCII becomes `?`, which nothing allows.
@@ -252,9 +254,9 @@ fn foreign_origin_error() -> Problem {
     )
 }
 
-/// Returns whether a path, without the base URL's, is that of a page, whose GET changes nothing. Skips `/t/TOKEN`,
-/// which is there if the token was not removed, and `/host/PID`. The pages are listed because paths of other routes may
-/// end in a slash, too.
+/// Returns whether `path`, without the base URL's path, is that of a page, which a link of another site may open: a GET
+/// of it changes nothing. Skips `/t/TOKEN`, which is there if the token was not removed, and `/host/PID`. The pages are
+/// listed because paths of other routes may end in a slash, too.
 fn is_page(path: &str) -> bool {
     let page = ["/t/", "/host/"].into_iter().fold(path, |path, prefix| {
         let rest = path.strip_prefix(prefix);
@@ -265,15 +267,15 @@ fn is_page(path: &str) -> bool {
     matches!(page, "/" | "/machine/" | "/debug/pprof/")
 }
 
-/// Returns the token in `Authorization: Bearer TOKEN`. `None` if that header is missing or malformed, or has another
-/// scheme.
+/// Returns the token in the header `Authorization: Bearer TOKEN`. `None` if the header is missing or malformed, or has
+/// another scheme.
 fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// Removes a port from an authority, if there is one.
+/// Removes the port from an authority (`HOST` or `HOST:PORT`), if there is one.
 fn without_port(authority: &str) -> &str {
     match authority.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
@@ -281,8 +283,8 @@ fn without_port(authority: &str) -> &str {
     }
 }
 
-/// Replaces a request's path, and keeps its query. A URI with an authority loses it; it was checked before. Fails with
-/// `invalid_argument` if the new path is malformed.
+/// Replaces a request's path, and keeps its query. Drops the authority of an absolute URI, which was checked before.
+/// Fails with `invalid_argument` if the new path is malformed.
 fn set_path(request: &mut Request, path: &str) -> Result<()> {
     let query = request.uri().query().map(|query| format!("?{query}"));
     let new = format!("{path}{}", query.unwrap_or_default());
@@ -292,8 +294,8 @@ fn set_path(request: &mut Request, path: &str) -> Result<()> {
     Ok(())
 }
 
-/// Merges slashes that follow each other in a request's path: tools append `/debug/pprof/heap` to an address that ends
-/// in a slash. Go redirects such a request, brpc serves it.
+/// Merges consecutive slashes in a request's path: some tools append `/debug/pprof/heap` to an address that ends in a
+/// slash. Go redirects such a request, brpc serves it.
 fn merge_slashes(request: &mut Request) -> Result<()> {
     let path = request.uri().path();
     if !path.contains("//") {
@@ -308,8 +310,8 @@ fn merge_slashes(request: &mut Request) -> Result<()> {
     set_path(request, &merged)
 }
 
-/// Returns the error for a request without a valid token; `token` is the server's. Its message names the client's user
-/// if that is the reason; its remedy says how to be allowed.
+/// Returns the error 401 for a client that is not allowed; `token` is the server's. If the client could be allowed as a
+/// user, the message names its user. The remedy says how to be allowed.
 fn unauthorized_error(token: Option<&Token>, peer: Option<Peer>) -> Problem {
     let other_user = peer.filter(|peer| !peer.is_same_user_or_root());
     let origin = other_user.map(|peer| format!("this connection comes from {}", peer.describe()));

@@ -25,7 +25,7 @@ const SPECIAL_MESSAGES: [&str; 4] = ["dump", "list", "fetch", "help"];
 /// Most bytes of a request body: more than the arguments of any message.
 const MAX_BODY_BYTES: usize = 4096;
 
-/// Returns the routes of one host below `/api/v1/`: one per message, and those of kept dumps.
+/// Returns the routes of one host below `/api/v1/`: one for each message of the plugin, and those of kept dumps.
 pub(crate) fn routes() -> Router<SharedHosts> {
     let mut router = Router::new()
         .route("/api/v1/dump", post(take_dump))
@@ -41,7 +41,7 @@ pub(crate) fn routes() -> Router<SharedHosts> {
     router.layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
 }
 
-/// Returns the messages whose routes only forward them, under their own names: all but those in `SPECIAL_MESSAGES`.
+/// Returns the messages that have a route of their own name, which only forwards them to the plugin.
 pub(crate) fn forwarded_messages() -> impl Iterator<Item = &'static MessageSpec> {
     let messages = MESSAGES.iter();
     messages.filter(|message| !SPECIAL_MESSAGES.contains(&message.name))
@@ -70,13 +70,14 @@ fn mutating_route(message: &'static str) -> MethodRouter<SharedHosts> {
     )
 }
 
-/// Sends a message, and forwards the plugin's reply as [`reply_response`] does. Also fails if the host does not answer.
+/// Sends a message to the plugin, and returns its reply as a response. Fails if the host does not answer, or its reply
+/// is an error.
 async fn forward_message(
     host: &Gateway,
     message: &'static str,
     arguments: &RequestArguments,
 ) -> Result<Response> {
-    reply_response(host.send(message, &arguments.pairs()).await?)
+    reply_response(host.send_message(message, &arguments.pairs()).await?)
 }
 
 /// The part of a forwarded reply that determines its status and content type.
@@ -85,8 +86,8 @@ struct ReplyPeek {
     findings: Option<IgnoredAny>,
 }
 
-/// Returns the plugin's reply as a response, JSON or text. A reply with findings is a success, whatever its status; any
-/// other with a status other than 0 is returned as the error that it describes.
+/// Returns the plugin's reply as a response, JSON or text. Fails with the error in the reply if the status is not 0.
+/// Only a reply with `findings` (of `doctor`) is a success, whatever its status.
 fn reply_response(reply: PluginReply) -> Result<Response> {
     let peek: Option<ReplyPeek> = serde_json::from_slice(&reply.body).ok();
     let is_finding = peek.as_ref().is_some_and(|peek| peek.findings.is_some());
@@ -101,7 +102,7 @@ fn reply_response(reply: PluginReply) -> Result<Response> {
     Ok(([(CONTENT_TYPE, content_type)], reply.body).into_response())
 }
 
-/// Takes a kept dump, or waits for the one that runs. With arguments, it always takes a new one.
+/// Takes a dump, which the host keeps, or waits for the running one. A request with arguments always takes a new dump.
 async fn take_dump(
     RequestHost(host): RequestHost,
     arguments: RequestArguments,
@@ -124,7 +125,7 @@ struct DumpId {
     id: String,
 }
 
-/// Serves a kept dump as the report that the query selects.
+/// Serves a kept dump in the format that the query selects. Fails if a parameter is invalid, or the id is unknown.
 async fn serve_kept_dump(
     RequestHost(host): RequestHost,
     Path(DumpId { id }): Path<DumpId>,
@@ -135,7 +136,7 @@ async fn serve_kept_dump(
     view.render_kept_dump(&host, &id).await
 }
 
-/// Lists the running hosts, like `memprof ps`, and those that do not answer.
+/// Lists the running hosts, like `memprof ps`: those that answer, and separately those that do not.
 pub(crate) async fn list_hosts(State(hosts): State<SharedHosts>) -> Result<Response> {
     let (listed, silent) = discover_when_permitted(move || hosts.list()).await?;
     let hosts = listed.into_iter().map(HostRow::from_listed).collect();
@@ -185,8 +186,8 @@ struct HostRow {
 }
 
 impl HostRow {
-    /// Converts a host for the list. One that did not reply to `status` counts as one that cannot be profiled, without
-    /// allocators.
+    /// Converts a host to a row of the list. A host that did not reply to `status` counts as one that cannot be
+    /// profiled, without allocators.
     fn from_listed(host: ListedHost) -> Self {
         let ListedHost { pid, info, status } = host;
         let allocators = status.iter().flat_map(|status| &status.allocators);

@@ -25,8 +25,8 @@ pub struct BaseUrlError;
 impl FromStr for BaseUrl {
     type Err = BaseUrlError;
 
-    /// Parses an `http` or `https` address, and removes a default port and final slashes. Fails if it has another
-    /// scheme, a user name, a query or a fragment.
+    /// Parses an absolute `http` or `https` URL, and removes a default port and final slashes. Fails if the text is no
+    /// such URL, or has a user name, a query or a fragment.
     fn from_str(text: &str) -> Result<Self, BaseUrlError> {
         let uri: Uri = text.parse().map_err(|_| BaseUrlError)?;
         let scheme = uri
@@ -52,7 +52,7 @@ impl FromStr for BaseUrl {
 }
 
 impl BaseUrl {
-    /// Returns whether `origin`, the value of a header `Origin`, is the base URL's.
+    /// Returns whether `origin`, the value of an `Origin` header, is the origin of this base URL. Ignores case.
     pub(crate) fn matches_origin(&self, origin: &str) -> bool {
         self.origin.eq_ignore_ascii_case(origin)
     }
@@ -72,15 +72,15 @@ impl BaseUrl {
         &self.path
     }
 
-    /// Removes the base URL's path from the start of a path, which some proxies leave there. `None` if the path is not
-    /// below the base; empty if it is the base without its final slash.
+    /// Removes the base URL's path from the start of `path`, which is a request's: some proxies forward it unchanged.
+    /// `None` if `path` is not below the base URL; empty if it is the base URL's path without a slash at its end.
     pub(crate) fn strip_path<'p>(&self, path: &'p str) -> Option<&'p str> {
         let rest = path.strip_prefix(&self.path)?;
         (rest.is_empty() || rest.starts_with('/')).then_some(rest)
     }
 
-    /// Returns the last component of the path, with a slash: on a page at the path without a final slash, the relative
-    /// link to the path with one.
+    /// Returns the last component of the path, with a slash at its end. For a browser at the path without a final
+    /// slash, this text is the relative link to the path with one.
     pub(crate) fn last_component_with_slash(&self) -> String {
         let (_, last) = self.path.rsplit_once('/').unwrap_or_default();
         format!("{last}/")

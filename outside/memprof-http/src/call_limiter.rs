@@ -27,7 +27,8 @@ pub(crate) enum CallKind {
 }
 
 impl CallKind {
-    /// Returns the expected duration of a message's reply; an unknown message counts as long.
+    /// Returns how long the reply to a message takes: [`Quick`](Self::Quick) if the message is known to reply at once,
+    /// else [`Long`](Self::Long), also for an unknown message.
     pub(crate) fn for_message(message: &str) -> Self {
         match memprof_messages::find_message(message) {
             Some(known) if known.latency == ReplyLatency::Immediate => Self::Quick,
@@ -45,7 +46,8 @@ pub(crate) struct CallLimiter {
 
 impl Default for CallLimiter {
     fn default() -> Self {
-        // A part of all permits: while this host does not answer, calls of others get the rest.
+        // Fewer than the permits of all hosts (24 for long calls, 40 in all): while this host does not answer, calls of
+        // other hosts get the rest.
         Self {
             quick: Arc::new(Semaphore::new(8)),
             long: Arc::new(Semaphore::new(4)),
@@ -61,7 +63,7 @@ pub(crate) struct CallPermit {
 }
 
 impl CallLimiter {
-    /// Waits for the permits of one call. Fails as overloaded after [`PERMIT_TIMEOUT`].
+    /// Waits for the permits of one call. Fails with status 503 after [`PERMIT_TIMEOUT`], 10 s.
     pub(crate) async fn acquire(&self, kind: CallKind) -> Result<CallPermit> {
         self.acquire_within(PERMIT_TIMEOUT, kind).await
     }
@@ -75,8 +77,9 @@ impl CallLimiter {
         permit.map_err(|error| Problem::internal(error.to_string()))
     }
 
-    /// Waits for a permit of this host, then for those that all hosts share: one for every call, and another one for
-    /// long calls. The host's own comes first, so that calls that wait for it hold no shared permit.
+    /// Waits, without a timeout, for a permit of this host, then for the permits that all hosts share: one for every
+    /// call, and another one for long calls. The host's own permit comes first, so that a call that waits for it holds
+    /// no shared permit.
     async fn wait_for_permits(&self, kind: CallKind) -> Result<CallPermit, AcquireError> {
         let (own, long) = match kind {
             CallKind::Quick => (Arc::clone(&self.quick).acquire_owned().await?, None),

@@ -19,9 +19,9 @@ const MAX_WAITING_CHUNKS: usize = 2;
 
 type Chunk = Result<Bytes>;
 
-/// Returns a body whose bytes `write` writes on a thread of its own; the thread waits for a slow reader. Waits for the
-/// first chunk: an error before it is returned, a later one breaks off the connection. Fails as overloaded if no thread
-/// can be started.
+/// Starts a thread that calls `write`, and returns a body that streams the written bytes. The thread waits while the
+/// client reads slowly. This function waits for the first chunk, so that it can still return an error of `write`; a
+/// later error breaks off the connection. Fails as overloaded if no thread can be started.
 pub(crate) async fn stream_body(
     write: impl FnOnce(&mut dyn Write) -> Result<()> + Send + 'static,
 ) -> Result<Body> {
@@ -56,6 +56,8 @@ struct ChunkWriter {
 }
 
 impl Write for ChunkWriter {
+    /// Buffers the bytes, after it has sent the buffered ones if the chunk would get longer than `CHUNK_BYTES`. A
+    /// longer write becomes one longer chunk.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.chunk.len() + bytes.len() > CHUNK_BYTES {
             self.flush()?;
@@ -64,6 +66,7 @@ impl Write for ChunkWriter {
         Ok(bytes.len())
     }
 
+    /// Sends the buffered chunk. Blocks while the client reads slowly; fails if the client has left.
     fn flush(&mut self) -> io::Result<()> {
         if self.chunk.is_empty() {
             return Ok(());

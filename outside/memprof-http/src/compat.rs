@@ -54,7 +54,7 @@ impl Compat {
         go: false,
     };
 
-    /// Returns the routes of the enabled systems, for one host.
+    /// Returns the routes of the enabled systems, relative to the path of one host.
     pub(crate) fn routes(self) -> Router<SharedHosts> {
         let groups = [
             (self.userver, userver::routes as fn() -> Router<SharedHosts>),

@@ -30,7 +30,8 @@ const MAX_DISCARDED_BYTES: usize = 128 << 20;
 /// Most bytes of a reply that are handed to the connection at a time.
 const MAX_PART_BYTES: usize = 256 << 10;
 
-/// Serves a connection until either side ends it, the client exceeds a timeout, or it is evicted.
+/// Serves the requests of a connection until either side ends it, the client exceeds a timeout, or the connection is
+/// evicted in favour of another one. `slot` is the connection's place among all connections.
 pub(crate) async fn serve_connection<S>(stream: S, peer: Peer, slot: ConnectionSlot, router: Router)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -61,8 +62,9 @@ where
     }
 }
 
-/// Handles one request, within the connection's memory reservation. Replies that the server is overloaded if the
-/// connection is a surplus one, or too many bytes are reserved.
+/// Passes one request to the router, and reserves memory for its body and its reply. Before the reply, discards the
+/// part of the body that the handler did not read. Replies with status 503 if the connection is a surplus one, which
+/// exists only for that reply, or too many bytes are reserved.
 async fn handle_request(
     request: hyper::Request<Incoming>,
     peer: Peer,
@@ -118,8 +120,8 @@ async fn handle_request(
     }))
 }
 
-/// Reads and discards up to [`MAX_DISCARDED_BYTES`] of the rest of a body: a client that still sends when the
-/// connection closes misses the reply.
+/// Reads and discards the rest of a body, up to [`MAX_DISCARDED_BYTES`] (128 MiB): a client that still sends when the
+/// connection closes would miss the reply. The wait counts for the body's timeout.
 async fn discard_body(mut body: Incoming, client: &ConnectionState) {
     let mut remaining = MAX_DISCARDED_BYTES;
     client.record_body_wait();
@@ -132,7 +134,7 @@ async fn discard_body(mut body: Incoming, client: &ConnectionState) {
     client.record_wait_end();
 }
 
-/// Returns the reply if requests and replies need more memory than the server reserves.
+/// Returns the reply 503 for the case that requests and replies need more memory than the server reserves.
 fn overloaded_response() -> Response {
     Problem::overloaded("too many large requests and replies are on their way").into_response()
 }
@@ -158,8 +160,8 @@ impl HttpBody for RequestBody {
     type Data = Bytes;
     type Error = axum::Error;
 
-    /// Passes on the next frame once its bytes are reserved, and records whether the client still has to send. Fails if
-    /// they cannot be reserved.
+    /// Passes on the next frame once its bytes are reserved, and records whether the server waits for the client to
+    /// send more. If the bytes cannot be reserved, marks the request as over the limit, and fails.
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -229,7 +231,7 @@ impl HttpBody for ReservedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
-    /// Passes on the frames of the body in parts of up to `MAX_PART_BYTES`.
+    /// Passes on the frames of the body in parts of up to `MAX_PART_BYTES` (256 KiB).
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -289,6 +291,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for WatchedStream<S> {
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedStream<S> {
+    /// Also records whether the client's socket accepted bytes, for the write timeout.
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -299,6 +302,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedStream<S> {
         written
     }
 
+    /// Also records whether the client's socket accepted bytes, for the write timeout.
     fn poll_write_vectored(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

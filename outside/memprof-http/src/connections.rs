@@ -71,14 +71,17 @@ impl AwaitedPart {
 }
 
 impl Connections {
-    /// Acquires a slot. If none is free, evicts the client that has made the server wait longest; if none can be
-    /// evicted, acquires a surplus slot, whose client only receives a 503 reply. `None` if all of those are in use,
-    /// too.
+    /// Acquires a slot for a new connection. If none is free, evicts the client that has made the server wait longest.
+    /// If no client can be evicted, acquires a surplus slot, whose client only receives a 503 reply. `None` if all
+    /// surplus slots are in use, too.
     pub(crate) fn acquire_slot(self: &Arc<Self>) -> Option<ConnectionSlot> {
         let mut open = self.lock_connections();
-        let count = open.iter().filter(|client| client.has_slot()).count();
+        let count = open
+            .iter()
+            .filter(|client| client.has_regular_slot())
+            .count();
         let is_surplus = count >= MAX_CONNECTIONS
-            && !evict_slowest(&open, Instant::now(), ConnectionState::has_slot);
+            && !evict_slowest(&open, Instant::now(), ConnectionState::has_regular_slot);
         if is_surplus && open.len() >= MAX_CONNECTIONS + MAX_SURPLUS {
             return None;
         }
@@ -91,15 +94,16 @@ impl Connections {
         })
     }
 
-    /// Evicts the connection that has made the server wait longest, so that its descriptor becomes free for a new one.
-    pub(crate) fn evict_one(&self) {
+    /// Evicts the connection that has made the server wait longest, if there is one, so that its descriptor becomes
+    /// free for a new connection.
+    pub(crate) fn evict_slowest_connection(&self) {
         evict_slowest(&self.lock_connections(), Instant::now(), |_| true);
     }
 
-    /// Reserves `bytes` more for `client`, evicting slow connections if necessary. Returns false if too many bytes are
-    /// reserved and no connection can be evicted. The first [`ALWAYS_FREE_BYTES`] of a connection are always granted.
-    /// `now` is the time up to which the waits of connections count.
-    fn reserve(&self, client: &ConnectionState, bytes: usize, now: Instant) -> bool {
+    /// Reserves `bytes` more for `client`, evicting slow connections if necessary. Returns false, and reserves nothing,
+    /// if too many bytes are reserved and no other connection can be evicted. The first [`ALWAYS_FREE_BYTES`] of a
+    /// connection are always granted. `now` is the time up to which the waits of connections count.
+    fn reserve_bytes(&self, client: &ConnectionState, bytes: usize, now: Instant) -> bool {
         let open = self.lock_connections();
         let own = client.lock_progress().reserved + bytes;
         let total = || {
@@ -125,7 +129,7 @@ impl Connections {
 }
 
 /// Evicts the connection that has made the server wait longest, of those that `may_evict` accepts: marks it, and wakes
-/// its task, which closes it. Returns false if there is none.
+/// its task, which closes it. `now` is the time up to which waits count. Returns false if no connection can be evicted.
 fn evict_slowest(
     open: &[Arc<ConnectionState>],
     now: Instant,
@@ -158,8 +162,8 @@ impl ConnectionState {
         }
     }
 
-    /// Records that the server waits for the head of the first request from now on. `is_known` if the client needs no
-    /// token.
+    /// Records that the server waits for the head of the first request from now on. `is_known` means that the client
+    /// needs no token.
     pub(crate) fn record_head_wait(&self, is_known: bool) {
         let mut progress = self.lock_progress();
         progress.is_known = is_known;
@@ -171,7 +175,7 @@ impl ConnectionState {
         self.lock_progress().awaited = None;
     }
 
-    /// Records that the server waits for more of a request's body; the wait counts from the first such call.
+    /// Records that the server waits for more of a request's body. Repeated calls keep the start of the wait.
     pub(crate) fn record_body_wait(&self) {
         let mut progress = self.lock_progress();
         if !matches!(progress.awaited, Some(AwaitedPart::RequestBody(_))) {
@@ -185,8 +189,8 @@ impl ConnectionState {
         self.lock_progress().awaited = Some(AwaitedPart::RequestHead(Instant::now()));
     }
 
-    /// Records whether the client's socket accepted bytes of the reply. The write timeout counts from the first write
-    /// that it refuses after it accepted one.
+    /// Records whether the client's socket accepted bytes of the reply. The write timeout counts from the first refused
+    /// write after an accepted one.
     pub(crate) fn record_write(&self, has_accepted: bool) {
         let mut progress = self.lock_progress();
         progress.blocked_since = match progress.blocked_since {
@@ -199,7 +203,8 @@ impl ConnectionState {
     pub(crate) async fn wait_for_timeout_or_eviction(&self) {
         let timeout = async {
             loop {
-                // Without a deadline, check again later: one that is set meanwhile is at least as far away.
+                // Without a deadline, check again after the shortest timeout: a deadline that is set meanwhile is not
+                // earlier.
                 let end = self
                     .deadline()
                     .unwrap_or_else(|| Instant::now() + HEAD_TIMEOUT);
@@ -215,8 +220,8 @@ impl ConnectionState {
         }
     }
 
-    /// Returns the time at which the client exceeds a timeout, unless it makes progress. `None` if the server waits for
-    /// nothing.
+    /// Returns the time at which the client exceeds a timeout if it makes no progress. `None` if the server waits for
+    /// nothing from the client.
     fn deadline(&self) -> Option<Instant> {
         let progress = self.lock_progress();
         let blocked_since = progress.blocked_since.map(|since| since + WRITE_TIMEOUT);
@@ -224,12 +229,12 @@ impl ConnectionState {
         blocked_since.into_iter().chain(owed).min()
     }
 
-    /// Returns the rank of the connection: the one with the least is evicted first. Clients that need a token come
-    /// before others, those that have not sent a request's head before those that have, then those that made the server
+    /// Returns the rank of the connection in the order of eviction, least first: clients that need a token before
+    /// others, then clients that have not sent a request's head before those that have, then those that made the server
     /// wait longest.
     ///
-    /// `None` if the server waits for nothing, or the connection is evicted already. A client that has sent a head is
-    /// spared for the first 500 ms of the wait.
+    /// `None` if the server waits for nothing from the client, or the connection is evicted already. A client that has
+    /// sent a head is spared for the first 500 ms of the wait.
     fn eviction_rank(&self, now: Instant) -> Option<(bool, bool, Instant)> {
         let progress = self.lock_progress();
         let (has_head, since) = match (progress.blocked_since, progress.awaited) {
@@ -242,8 +247,8 @@ impl ConnectionState {
         can_be_evicted.then_some((progress.is_known, has_head, since))
     }
 
-    /// Returns whether the connection uses a regular slot, and is not evicted.
-    fn has_slot(&self) -> bool {
+    /// Returns whether the connection occupies a regular slot. False for a surplus connection and for an evicted one.
+    fn has_regular_slot(&self) -> bool {
         !self.is_surplus && !self.lock_progress().is_evicted
     }
 
@@ -296,14 +301,18 @@ pub(crate) struct MemoryReservation {
 }
 
 impl MemoryReservation {
-    /// Reserves `bytes` more, evicting slow connections if necessary. Returns false if too many are reserved.
+    /// Reserves `bytes` more, evicting slow connections if necessary. Returns false, and reserves nothing, if too many
+    /// bytes are reserved.
     pub(crate) fn grow(&mut self, bytes: usize) -> bool {
         self.grow_at(Instant::now(), bytes)
     }
 
     /// Like [`grow`](Self::grow), but at the time `now`, up to which the waits of connections count.
     fn grow_at(&mut self, now: Instant, bytes: usize) -> bool {
-        let is_reserved = self.slot.clients.reserve(&self.slot.client, bytes, now);
+        let is_reserved = self
+            .slot
+            .clients
+            .reserve_bytes(&self.slot.client, bytes, now);
         if is_reserved {
             self.bytes += bytes;
         }
@@ -479,7 +488,7 @@ mod tests {
             let clients = Arc::default();
             let slot = acquire_slot(&clients, true);
             assert!(!has_timed_out(&slot.client).await);
-            clients.evict_one();
+            clients.evict_slowest_connection();
             assert!(has_timed_out(&slot.client).await);
 
             let client = ConnectionState::new(false);

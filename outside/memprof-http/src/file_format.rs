@@ -47,7 +47,7 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
 impl FileFormat {
-    /// Returns the format of that name.
+    /// Returns the format that a query names, such as `pprof` or `flamegraph`.
     ///
     /// # Errors
     /// The name is unknown.
@@ -82,13 +82,14 @@ impl FileFormat {
         })
     }
 
-    /// Returns the reply with the bytes as a file; `name` is that of the file without its extension.
+    /// Returns an HTTP response that shows `bytes` as a file. `name` is the file's name without its extension, and goes
+    /// into a quoted header value as it is.
     pub fn reply(&self, name: &str, bytes: Bytes) -> Response {
-        self.reply_as(self.content_type.to_owned(), name, bytes.into())
+        self.streamed_reply(self.content_type.to_owned(), name, bytes.into())
     }
 
     /// Like [`reply`](Self::reply), but with another content type and a streamed body.
-    pub(crate) fn reply_as(&self, content_type: String, name: &str, body: Body) -> Response {
+    pub(crate) fn streamed_reply(&self, content_type: String, name: &str, body: Body) -> Response {
         let file = format!("inline; filename=\"{name}.{}\"", self.extension);
         let headers = [
             (CONTENT_TYPE, content_type),

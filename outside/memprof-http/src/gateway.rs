@@ -75,7 +75,8 @@ impl Gateway {
             .await
     }
 
-    /// Returns the pid of the host's process, in its own PID namespace and in this one.
+    /// Returns the pid of the host's process, in its own PID namespace and in this server's. Fails if the host does not
+    /// answer.
     pub(crate) async fn process_ids(&self) -> Result<HostProcess> {
         self.call_host(CallKind::Quick, |client| {
             Ok(HostProcess {
@@ -86,8 +87,9 @@ impl Gateway {
         .await
     }
 
-    /// Sends a message. Returns the plugin's reply, also if it is an error.
-    pub(crate) async fn send(
+    /// Sends a message with (key, value) arguments to the host's plugin. Returns the plugin's reply, also if it is an
+    /// error. Fails if the host does not answer, or too many calls wait.
+    pub(crate) async fn send_message(
         &self,
         message: &'static str,
         args: &[(&str, &str)],
@@ -98,17 +100,22 @@ impl Gateway {
             .await
     }
 
-    /// Sends a message. Returns its reply, converted to the message's type. Fails if the reply is an error.
+    /// Sends a message, and parses the JSON reply as `T`. Fails if the host does not answer, or its reply is an error
+    /// or no `T`.
     pub(crate) async fn send_typed<T: DeserializeOwned>(
         &self,
         message: &'static str,
         args: &[(&str, &str)],
     ) -> Result<T> {
-        parse_reply(message, &self.send(message, args).await?)
+        parse_reply(message, &self.send_message(message, args).await?)
     }
 
-    /// Sends a message and ignores its reply, unless that is an error.
-    pub(crate) async fn send_ok(&self, message: &'static str, args: &[(&str, &str)]) -> Result<()> {
+    /// Sends a message, and ignores the content of a successful reply. Fails if the reply is an error or no JSON.
+    pub(crate) async fn send_and_check(
+        &self,
+        message: &'static str,
+        args: &[(&str, &str)],
+    ) -> Result<()> {
         self.send_typed::<IgnoredAny>(message, args).await.map(drop)
     }
 
@@ -126,7 +133,7 @@ impl Gateway {
         Ok(stats.allocators)
     }
 
-    /// Takes a dump that the host keeps, or waits for the one that runs. Returns the reply to `dump`.
+    /// Takes a dump that the host keeps or, if such a dump is running, waits for it. Returns the reply to `dump`.
     pub(crate) async fn take_dump(&self) -> Result<Arc<DumpReply>> {
         let take = || {
             let reply = self.run_dump(|client| client.send_message("dump", ""));
@@ -135,15 +142,15 @@ impl Gateway {
         self.kept_dumps.join_or_start(take).await
     }
 
-    /// Takes a dump that is only in memory, or waits for the one that runs. Frequent requests thus never evict kept
-    /// dumps, except in hosts with version 0.1 of the plugin.
+    /// Takes a dump that is only in memory or, if such a dump is running, waits for it. So frequent requests never
+    /// evict kept dumps, except in hosts with version 0.1 of the plugin, which keeps every dump.
     pub(crate) async fn take_in_memory_dump(&self) -> Result<OpenDump> {
         let take = || {
             let response = self.run_dump(|client| client.request_dump("dump", "keep=off"));
             async move { into_open_dump(response.await?).map(Arc::new) }
         };
         let opened = match self.in_memory_dumps.join_or_start(take).await {
-            // Version 0.1 of the plugin keeps every dump.
+            // Version 0.1 of the plugin keeps every dump, and rejects the argument `keep`.
             Err(problem) if problem.is_client_error() => {
                 let kept = self.take_dump().await?;
                 return self.open_kept_dump(&kept.fields.largest.id).await;
@@ -178,7 +185,8 @@ impl Gateway {
         Ok(kept.dumps)
     }
 
-    /// Returns the statistics text of all allocators, one after the other. `opts` are those of [`stats`](Self::stats).
+    /// Returns the statistics texts of all allocators in one text. `opts` are options of jemalloc's
+    /// `malloc_stats_print`; without them, the plugin chooses.
     pub(crate) async fn stats_text(&self, opts: Option<&str>) -> Result<String> {
         let stats = self.stats(opts).await?;
         Ok(stats.into_iter().map(|each| each.report).collect())
@@ -225,8 +233,8 @@ impl Gateway {
         })
     }
 
-    /// Calls the host on a blocking thread, once the call limiter permits it. The call goes on if the request is
-    /// cancelled.
+    /// Calls the host with `send` on a blocking thread, once the call limiter permits it. If the request is cancelled,
+    /// the call continues, and keeps its permit until it ends.
     async fn call_host<T: Send + 'static>(
         &self,
         kind: CallKind,
@@ -244,7 +252,7 @@ impl Gateway {
 }
 
 impl OpenDump {
-    /// Reads the whole dump. Blocks.
+    /// Reads the whole dump into memory. Blocks.
     pub(crate) fn read(mut self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let read = self.file.read_to_end(&mut bytes);
@@ -261,13 +269,13 @@ fn into_open_dump(response: DumpResponse) -> Result<OpenDump> {
     }
 }
 
-/// Returns the error 404 for an id that no kept dump has.
+/// Returns the error 404 for a dump id that the host does not know.
 pub(crate) fn unknown_dump_error(id: &str) -> Problem {
     Problem::not_found(format!("no kept dump has the id {id:?}"))
         .remedy("GET /api/v1/dumps lists them")
 }
 
-/// Returns whether a text is JSON; false if it was cut.
+/// Returns whether a text is complete JSON. False for JSON that was cut.
 fn is_json(text: &str) -> bool {
     serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
@@ -281,8 +289,8 @@ fn join_args(args: &[(&str, &str)]) -> String {
     Arguments::join(words.iter().map(String::as_str))
 }
 
-/// Parses the fields of a message's reply. Fails with the plugin's error if the reply is one, or if it does not fit the
-/// type.
+/// Parses the reply to `message` as `T`. Fails with the plugin's error if the reply is an error, or with an internal
+/// error if it is no JSON of that type.
 fn parse_reply<T: DeserializeOwned>(message: &str, reply: &PluginReply) -> Result<T> {
     if reply.status != 0 {
         return Err(Problem::from_reply(reply));

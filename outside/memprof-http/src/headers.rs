@@ -10,15 +10,16 @@ const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'sel
                     connect-src 'self'; base-uri 'none'; form-action 'none'; \
                     frame-ancestors 'none'";
 
-/// Returns the policy for a document with untrusted names in it; `allowed` is the document's own policy. If an injected
-/// script runs in spite of it, the sandbox gives it an opaque origin, whose requests this server rejects.
+/// Returns the `Content-Security-Policy` of a document with untrusted names in it; `allowed` is the document's own
+/// policy. If an injected script runs in spite of the policy, the sandbox gives it an opaque origin, whose requests
+/// this server rejects.
 pub(crate) fn untrusted_document_policy(allowed: &str) -> String {
     format!(
         "{allowed}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; sandbox allow-scripts"
     )
 }
 
-/// Adds memprof's security headers, except those that a reply has set itself.
+/// Adds memprof's security headers to those of a response. A header that the response has already stays as it is.
 pub(crate) fn add_security_headers(headers: &mut HeaderMap) {
     let mut add = |name: HeaderName, value: &'static str| {
         headers

@@ -22,16 +22,18 @@ pub trait HostClient: fmt::Debug + Send + Sync {
     /// The host does not answer.
     fn visible_pid(&self) -> Result<Option<u32>, HostUnavailable>;
 
-    /// Sends a message to `memory_profile`; `args` are `key=value` words. An error of the plugin is a reply.
+    /// Sends the message `name` to the plugin `memory_profile`. `args` are `key=value` words with blanks between them.
+    /// Returns the plugin's reply, also if it is an error.
     ///
     /// # Errors
     /// The host does not answer.
     fn send_message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable>;
 
-    /// Sends a message whose reply is a dump: `fetch`, or `dump keep=off`.
+    /// Sends a message whose reply is a dump: `fetch`, or `dump` with `keep=off`. An error of the plugin is returned as
+    /// [`DumpResponse::Refused`].
     ///
     /// # Errors
-    /// The host does not answer, or its reply has no dump.
+    /// The host does not answer, or its successful reply has no dump.
     fn request_dump(&self, name: &str, args: &str) -> Result<DumpResponse, HostUnavailable>;
 }
 

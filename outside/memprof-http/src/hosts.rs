@@ -70,21 +70,23 @@ pub(crate) struct ListedHost {
 }
 
 impl Hosts {
-    /// Serves one host, which need not answer yet.
+    /// Creates the hosts of a server for one host, which need not answer yet.
     pub fn with_single(target: Arc<dyn HostClient>) -> Self {
         Self(HostSource::Single(Arc::new(Gateway::new(target))))
     }
 
-    /// Serves every host that this user may access, as they are discovered when a request needs them.
+    /// Creates the hosts of a server for every host that this user may access. They are discovered when a request needs
+    /// them.
     pub fn with_discovered() -> Self {
         Self(HostSource::Discovered(Mutex::default()))
     }
 
-    /// Lists the hosts that answer, and those that do not, querying all at the same time. A single host that does not
-    /// answer is in neither list. Blocks for little more than [`ANSWER_TIMEOUT`].
+    /// Lists the hosts that answer, and those that run but do not answer. Queries all at the same time, and updates the
+    /// cache. A single host that does not answer is in neither list. Blocks for little more than [`ANSWER_TIMEOUT`],
+    /// 0.5 s.
     pub(crate) fn list(&self) -> (Vec<ListedHost>, Vec<SilentHost>) {
         let HostSource::Discovered(cache) = &self.0 else {
-            return (self.probe_single().into_iter().collect(), Vec::new());
+            return (self.query_single_host().into_iter().collect(), Vec::new());
         };
         let scope = DiscoveryScope::AllProcesses;
         let found = discover_hosts_within(ANSWER_TIMEOUT, scope, query_status);
@@ -98,13 +100,14 @@ impl Hosts {
         (listed.collect(), silent)
     }
 
-    /// Queries the only host. `None` if it does not answer, or hosts are discovered. Blocks.
-    fn probe_single(&self) -> Option<ListedHost> {
+    /// Queries the process and the profiler of the only host. `None` if it does not answer, or this server discovers
+    /// its hosts. Blocks.
+    fn query_single_host(&self) -> Option<ListedHost> {
         let HostSource::Single(gateway) = &self.0 else {
             return None;
         };
         // A host that does not answer is not listed.
-        let (pid, info) = query_process(gateway).ok()?;
+        let (pid, info) = query_pid_and_info(gateway).ok()?;
         let status = gateway.client().send_message("status", "").ok()?;
         Some(ListedHost {
             pid,
@@ -114,18 +117,19 @@ impl Hosts {
     }
 
     /// Returns all hosts in the order of their process ids, and caches them. A discovered host that does not answer has
-    /// no gateway; a single host that does not answer is left out. Blocks for little more than [`ANSWER_TIMEOUT`].
+    /// no gateway; a single host that does not answer is left out. Blocks for little more than [`ANSWER_TIMEOUT`], 0.5
+    /// s.
     pub(crate) fn find_all(&self) -> Vec<HostGateway> {
         self.find_all_within(ANSWER_TIMEOUT)
     }
 
-    /// Like [`find_all`](Self::find_all), with another timeout.
+    /// Like [`find_all`](Self::find_all), but gives each host up to `timeout` to answer.
     fn find_all_within(&self, timeout: Duration) -> Vec<HostGateway> {
         let cache = match &self.0 {
             HostSource::Discovered(cache) => cache,
             HostSource::Single(gateway) => {
                 // A host that does not answer is not listed.
-                let process = query_process(gateway).ok();
+                let process = query_pid_and_info(gateway).ok();
                 let found = process.map(|(pid, info)| HostGateway {
                     pid,
                     name: info.name,
@@ -150,7 +154,8 @@ impl Hosts {
         all
     }
 
-    /// Returns the only host, without a query. `None` if hosts are discovered.
+    /// Returns the host of a server that serves a single one, without a query. `None` if this server discovers its
+    /// hosts.
     pub(crate) fn single_host(&self) -> Option<Arc<Gateway>> {
         match &self.0 {
             HostSource::Single(gateway) => Some(Arc::clone(gateway)),
@@ -158,8 +163,8 @@ impl Hosts {
         }
     }
 
-    /// Returns the only host: without a query if the router serves a single one, else the only discovered one that
-    /// answers within [`SEARCH_TIMEOUT`]. Fails if none answers, or several do. Blocks.
+    /// Returns the only host: if this server serves a single one, without a query, else the only discovered host that
+    /// answers within [`SEARCH_TIMEOUT`], 3 s. Fails if none or more than one answers. Blocks.
     pub(crate) fn only_host(&self) -> Result<Arc<Gateway>> {
         if let Some(gateway) = self.single_host() {
             return Ok(gateway);
@@ -179,9 +184,9 @@ impl Hosts {
         }
     }
 
-    /// Returns the host of that process. Fails if there is none that this user can reach. Blocks.
+    /// Returns the host in the process `pid`. Fails if this user can reach no such host. Blocks.
     pub(crate) fn find_by_pid(&self, pid: u32) -> Result<Arc<Gateway>> {
-        // A cached host is queried first: discovering all may wait for one that is slow.
+        // A cached host is queried first: the discovery of all hosts may wait for a slow one.
         if let Some(host) = self.cached_host(pid).filter(is_still_same_process) {
             return Ok(host.gateway);
         }
@@ -192,7 +197,7 @@ impl Hosts {
                 memprof_host::find_host_by_pid(pid).map(|host| get_or_cache_gateway(cache, &host))
             }
             HostSource::Single(gateway) => {
-                let (found, _) = query_process(gateway)?;
+                let (found, _) = query_pid_and_info(gateway)?;
                 return (found == pid)
                     .then(|| Arc::clone(gateway))
                     .ok_or_else(missing);
@@ -207,7 +212,7 @@ impl Hosts {
             .ok_or_else(missing)
     }
 
-    /// Returns the cached host of a process. `None` if it is not cached, or there is a single host.
+    /// Returns the cached host in the process `pid`. `None` if it is not cached, or this server serves a single host.
     fn cached_host(&self, pid: u32) -> Option<CachedHost> {
         let HostSource::Discovered(cache) = &self.0 else {
             return None;
@@ -217,27 +222,27 @@ impl Hosts {
     }
 }
 
-/// Queries the process of a host. Its id is that in this PID namespace or, as for a discovered host, its own one if it
-/// is not visible from here. Fails if the host does not answer. Blocks.
-fn query_process(gateway: &Gateway) -> std::result::Result<(u32, HostInfo), HostUnavailable> {
+/// Queries a host. Returns its information and its pid in this PID namespace or, if the process is not visible here, in
+/// its own one. Fails if the host does not answer. Blocks.
+fn query_pid_and_info(gateway: &Gateway) -> std::result::Result<(u32, HostInfo), HostUnavailable> {
     let info = gateway.client().host_info()?;
     let visible = gateway.client().visible_pid()?;
     Ok((visible.unwrap_or(info.pid), info))
 }
 
-/// Returns whether the host at a cached socket is still the same process, by pid and start. Blocks.
+/// Returns whether a cached host is still the same process: it answers, and with the cached pid and start time. Blocks.
 fn is_still_same_process(host: &CachedHost) -> bool {
     let is_same = |info: HostInfo| info.pid == host.info.pid && info.started == host.info.started;
     host.gateway.client().host_info().is_ok_and(is_same)
 }
 
-/// Queries the state of the profiler. `None` if the plugin does not answer.
+/// Queries the state of the profiler. `None` if the host does not answer, or the plugin replies with an error.
 fn query_status(client: &mut Client) -> Option<ProfilerStatus> {
     client.status().ok()
 }
 
-/// Returns those of the `unreachable` hosts that run but did not answer in time. Their names are from the cache or, if
-/// they never answered, from /proc.
+/// Returns those of the `unreachable` hosts that run but did not answer in time; leaves out those whose pid is unknown.
+/// Their names are from the cache or, if they never answered, from /proc.
 fn silent_hosts(
     cache: &Mutex<HashMap<u32, CachedHost>>,
     unreachable: Vec<UnreachableHost>,
@@ -257,8 +262,8 @@ fn silent_hosts(
     silent.collect()
 }
 
-/// Caches the gateways of the hosts in `found`, and returns them. Removes all other hosts from the cache, except silent
-/// ones.
+/// Caches a gateway for each host in `found`, and returns the gateways. Removes all other hosts from the cache, except
+/// the silent ones, which run but did not answer in time.
 fn cache_hosts<'a>(
     cache: &Mutex<HashMap<u32, CachedHost>>,
     found: impl Iterator<Item = &'a RunningHost>,
@@ -277,8 +282,8 @@ fn cache_hosts<'a>(
     found
 }
 
-/// Returns the cached gateway of a host. Creates and caches one if there is none, or only that of an earlier process
-/// with the same id.
+/// Returns the cached gateway of a host. If there is none, or it is that of an earlier process with the same pid,
+/// creates and caches one.
 fn get_or_cache_gateway(
     cache: &Mutex<HashMap<u32, CachedHost>>,
     host: &RunningHost,

@@ -19,7 +19,8 @@ pub struct InProcessHost {
 }
 
 impl InProcessHost {
-    /// Creates the client; `name` and `version` are the program's. Records the current time as the host's start.
+    /// Creates the client of `host`; `name` and `version` are the program's. Records this process's id and command
+    /// line, and the current time as the host's start.
     pub fn new(host: Arc<Host>, name: &str, version: &str) -> Self {
         let command: Vec<_> = std::env::args_os()
             .map(|arg| arg.to_string_lossy().into_owned())

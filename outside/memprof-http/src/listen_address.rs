@@ -32,7 +32,8 @@ impl FromStr for ListenAddress {
     type Err = ListenAddressError;
 
     /// Parses `HOST:PORT`, where HOST is a name or an address. `PORT` alone means 127.0.0.1, and `:PORT` all addresses
-    /// of IPv4. A name is looked up, which blocks and may fail.
+    /// of IPv4. Looks up a name, which blocks; its first address counts. Fails if the port is missing or invalid, or
+    /// the lookup finds no address.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if let Ok(socket) = text.parse::<SocketAddr>() {
             return Ok(socket.into());
@@ -51,7 +52,7 @@ impl FromStr for ListenAddress {
         let socket = found
             .next()
             .ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
-        // An address is no name. One of IPv6 was parsed above.
+        // Only a name counts as the server's host name. An IPv6 address in brackets was parsed above.
         let host_name = host.parse::<Ipv4Addr>().is_err().then(|| host.to_owned());
         Ok(Self { socket, host_name })
     }

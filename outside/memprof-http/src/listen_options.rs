@@ -76,11 +76,11 @@ pub enum ListenError {
 }
 
 impl ListenOptions {
-    /// Returns the access rules: allowed are clients with the token or, without one, this user and root. They may use
-    /// the names of the address and those in `allow_host`.
+    /// Returns the access rules. Clients with the token are allowed or, without a token file, this user and root. They
+    /// may call the server by its listening address, by its host name, and by the names in `allow_host`.
     ///
     /// # Errors
-    /// Other machines can reach the address, and `allow_remote` is not set; or the token is invalid.
+    /// Other machines can reach the address, and `allow_remote` is not set; or the token file cannot be used.
     pub fn access(&self) -> Result<Access, ListenError> {
         let listen = self.listen.socket;
         let is_local = self.socket.is_some() || listen.ip().is_loopback();
@@ -102,8 +102,9 @@ impl ListenOptions {
         })
     }
 
-    /// Like [`access`](Self::access), but generates a token for other users if they can connect and there is none. The
-    /// returned text is that token, which is stored nowhere; `None` if none was generated.
+    /// Like [`access`](Self::access), but if the server listens on TCP without a token file, generates a token, which
+    /// lets other users in. Returns the rules and the text of the new token, which is stored nowhere; `None` if no
+    /// token was generated.
     ///
     /// # Errors
     /// The errors of [`access`](Self::access), or the kernel has no random bytes.
@@ -117,8 +118,9 @@ impl ListenOptions {
         Ok((access, Some(text)))
     }
 
-    /// Starts to listen. Returns the listener and the address for clients: a URL, with `token` in its path if there is
-    /// one, or a curl command for a Unix socket.
+    /// Starts to listen at the Unix socket or, without one, at the TCP address. Returns the listener and a text for
+    /// people that says how to connect: a URL, with `token` in its path if there is one, or a curl command for a Unix
+    /// socket.
     ///
     /// # Errors
     /// The address or the path cannot be used.
@@ -141,7 +143,7 @@ impl ListenOptions {
     }
 }
 
-/// Formats an address without its port, as in a `Host` header.
+/// Formats an address without its port, as in a `Host` header: IPv6 in brackets.
 fn without_port(address: SocketAddr) -> String {
     match address {
         SocketAddr::V4(address) => address.ip().to_string(),

@@ -46,8 +46,8 @@ impl Listener {
         }
     }
 
-    /// Listens at a path, for this user only. Replaces a socket that an ended server left there; the new one is
-    /// removed when dropped.
+    /// Listens at a Unix socket with this path, to which only this user can connect. Replaces a socket that an ended
+    /// server left there. Dropping the listener removes the socket. Panics outside of a Tokio runtime.
     ///
     /// # Errors
     /// Another process listens there, the path is not a socket, or it cannot be used.
@@ -68,9 +68,9 @@ impl Listener {
     }
 }
 
-/// Accepts and serves connections until the future `end` completes. Those that are open then last until their runtime
-/// is shut down. If a connection cannot be accepted, evicts the slowest one, because the system may have no descriptor
-/// left.
+/// Accepts and serves connections until the future `end` completes. Connections that are open at that time last until
+/// the Tokio runtime is shut down. If a connection cannot be accepted, evicts the slowest connection, because the
+/// system may have no descriptor left.
 pub async fn serve(listener: Listener, router: Router, end: impl Future<Output = ()>) {
     let clients = Arc::default();
     let accept = async {
@@ -81,7 +81,7 @@ pub async fn serve(listener: Listener, router: Router, end: impl Future<Output =
                 }
                 Err(error) => {
                     log::warn!("failed to accept a connection: {error}");
-                    clients.evict_one();
+                    clients.evict_slowest_connection();
                     sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
@@ -95,7 +95,8 @@ pub async fn serve(listener: Listener, router: Router, end: impl Future<Output =
     }
 }
 
-/// Serves a connection, or closes it if there is not even a surplus slot for a 503 reply.
+/// Serves a connection in a slot of its own. Closes it without a reply if all slots are in use, also the surplus slots,
+/// in which a client only receives a 503 reply.
 async fn serve_client(stream: AcceptedStream, clients: Arc<Connections>, router: Router) {
     let Some(slot) = clients.acquire_slot() else {
         return;

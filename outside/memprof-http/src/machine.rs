@@ -46,7 +46,7 @@ struct MachineState {
 }
 
 impl Machine {
-    /// Creates the state of a server. `program` is memprof's executable.
+    /// Creates the state without jobs. `program` is memprof's executable, which lists the processes and runs the jobs.
     pub fn new(program: PathBuf) -> Self {
         Self(Arc::new(MachineState {
             processes: ProcessList::new(program.clone()),
@@ -54,8 +54,8 @@ impl Machine {
         }))
     }
 
-    /// Asks all running jobs to end, before the server does, and does not wait for them. Those that sample or search a
-    /// process first undo what they changed in it.
+    /// Cancels all running jobs, and does not wait for their ends. A job that samples or searches a process first
+    /// undoes its changes to the process. Called when the server ends.
     pub fn cancel_jobs(&self) {
         self.0.jobs.cancel_all();
     }
@@ -78,7 +78,7 @@ pub(crate) async fn serve_machine_page() -> Html<String> {
     Html(page::whole_page("memprof", "machine.js", INDEX))
 }
 
-/// Lists the processes that this user may look at, as `memprof ps --all --json` does.
+/// Serves the processes that the server's user may inspect, as JSON of `memprof ps --all --json`.
 async fn list_processes(State(machine): State<Machine>) -> Result<Response> {
     let listed = machine.0.processes.list().await?;
     Ok((
@@ -100,8 +100,8 @@ async fn list_jobs(State(machine): State<Machine>) -> Json<JobRows> {
     Json(JobRows { jobs })
 }
 
-/// Starts a job, and a task that enforces its limits. The body is `{"pid": …, "name": …, "action": …}`. Fails if it is
-/// malformed, or the job cannot be started.
+/// Starts a job, and a task that enforces the limits of all jobs. The body is `{"pid": …, "name": …, "action": …}`.
+/// Fails if the body is malformed, or the job cannot be started.
 async fn start_job(State(machine): State<Machine>, body: Bytes) -> Result<Json<JobRow>> {
     let request: JobRequest = serde_json::from_slice(&body)
         .map_err(|error| Problem::invalid(format!("the body is no job: {error}")))?;
@@ -111,12 +111,14 @@ async fn start_job(State(machine): State<Machine>, body: Bytes) -> Result<Json<J
     Ok(Json(row))
 }
 
-/// Cancels a job: its command leaves the process as it was, and then ends. Does not wait for that.
+/// Cancels a job: its command undoes its changes to the process, and then ends. Replies before that. Fails if there is
+/// no such job, or its command cannot be cancelled.
 async fn cancel_job(State(machine): State<Machine>, Path(id): Path<u64>) -> Result<Json<JobRow>> {
     machine.0.jobs.cancel(id).map(Json)
 }
 
-/// Serves the page that a finished job wrote. The names in it are untrusted.
+/// Serves the HTML page that the command of a finished job wrote, with a policy for untrusted names. Fails if there is
+/// no such job or page.
 async fn serve_job_page(State(machine): State<Machine>, Path(id): Path<u64>) -> Result<Response> {
     let page = machine.0.jobs.read_page(id)?;
     let headers = [

@@ -70,14 +70,14 @@ struct LabelUsageAt {
     taken: Option<u64>,
 }
 
-/// Serves the metrics of one host, without labels for the host.
+/// Serves the metrics of one host. They have no labels that distinguish hosts.
 pub(crate) async fn serve_host_metrics(RequestHost(host): RequestHost) -> Result<Response> {
     encode_registry(&build_registry(&[query_host(&host, Vec::new()).await?]))
 }
 
-/// Serves the metrics of all hosts, which are queried at the same time. If this server serves a single host, serves its
-/// metrics as [`serve_host_metrics`]. For a host that does not answer within [`HOST_TIMEOUT`], there is only
-/// `memprof_up` 0.
+/// Serves the metrics of all hosts, which are queried at the same time. If this server has a single host, serves only
+/// its metrics, as at `/host/PID/metrics`. A host that does not answer within [`HOST_TIMEOUT`] (5 s) only has the
+/// metric `memprof_up`, with the value 0.
 pub(crate) async fn serve_all_metrics(State(hosts): State<SharedHosts>) -> Result<Response> {
     if let Some(only) = hosts.single_host() {
         return serve_host_metrics(RequestHost(only)).await;
@@ -112,8 +112,8 @@ pub(crate) async fn serve_all_metrics(State(hosts): State<SharedHosts>) -> Resul
     encode_registry(&registry)
 }
 
-/// Queries the data for one host's metrics; `labels` are added to each of them. Fails if the host does not answer, or
-/// replies with an error. Without a readable dump, only the memory by label is left out.
+/// Queries the replies from which the metrics of one host are built. `labels` are added to each metric. Fails if the
+/// host does not answer, or replies with an error. If no dump can be read, only the memory by label is missing.
 async fn query_host(host: &Gateway, labels: Labels) -> Result<HostReplies> {
     let status = host.status().await?;
     let ledger = host.send_typed("ledger", &[]).await?;
@@ -132,7 +132,7 @@ async fn query_host(host: &Gateway, labels: Labels) -> Result<HostReplies> {
     })
 }
 
-/// Queries the allocators' totals. `None` if the host is busy, or its allocators have none.
+/// Queries the allocators' totals. `None` if the host is busy, or no allocator has totals. Fails for every other error.
 async fn query_allocator_stats(host: &Gateway) -> Result<Option<Vec<Stats>>> {
     // Omits the long text report, which metrics do not use.
     match host.stats(Some("gmdablxeh")).await {
@@ -144,7 +144,7 @@ async fn query_allocator_stats(host: &Gateway) -> Result<Option<Vec<Stats>>> {
     }
 }
 
-/// Builds the metrics of all hosts.
+/// Builds the metrics from the replies of the hosts.
 fn build_registry(hosts: &[HostReplies]) -> Registry {
     let mut registry = Registry::default();
     add_profiler_metrics(&mut registry, hosts);
@@ -154,7 +154,7 @@ fn build_registry(hosts: &[HostReplies]) -> Registry {
     registry
 }
 
-/// Encodes metrics in the `OpenMetrics` text format.
+/// Returns the metrics as a response in the `OpenMetrics` text format.
 fn encode_registry(registry: &Registry) -> Result<Response> {
     let mut text = String::new();
     encode(&mut text, registry).map_err(|error| Problem::internal(error.to_string()))?;
@@ -188,7 +188,7 @@ fn add_metric(
     }
 }
 
-/// Adds the state of the profiler, `memprof_profiling_active` and others.
+/// Adds the metrics of the profiler's state, such as `memprof_profiling_active`.
 fn add_profiler_metrics(registry: &mut Registry, hosts: &[HostReplies]) {
     let mut every = |name: &str, help: &str, of: fn(&ProfilerStatus) -> u64| {
         let values = hosts.iter();
@@ -222,7 +222,8 @@ fn add_profiler_metrics(registry: &mut Registry, hosts: &[HostReplies]) {
     add_bytes_metric(registry, "sample_interval", help, intervals.collect());
 }
 
-/// Adds the resident memory, its parts, and the cgroup's usage and limit if the host is in one.
+/// Adds the metrics of the resident memory, of its parts and, if the host is in a memory cgroup, of the cgroup's usage
+/// and limit.
 fn add_ledger_metrics(registry: &mut Registry, hosts: &[HostReplies]) {
     let mut some = |name: &str, help: &str, of: fn(&Ledger) -> Option<u64>| {
         let values = hosts.iter();
@@ -255,7 +256,7 @@ fn add_ledger_metrics(registry: &mut Registry, hosts: &[HostReplies]) {
     );
 }
 
-/// Adds the metric `memprof_NAME_bytes` of memprof's own, where NAME is `name`.
+/// Adds the metric `memprof_NAME_bytes`, where NAME is `name`.
 fn add_bytes_metric(registry: &mut Registry, name: &str, help: &str, values: Vec<(Labels, u64)>) {
     let name = format!("memprof_{name}");
     add_metric(registry, &name, help, Some(Unit::Bytes), values);
@@ -272,8 +273,8 @@ fn add_allocator_metrics(registry: &mut Registry, hosts: &[HostReplies]) {
     }
 }
 
-/// Returns the totals of a host's jemallocs, labelled by name and version. The names of further ones have a number:
-/// `jemalloc 2`. Those without statistics are left out.
+/// Returns the totals of a host's jemallocs with labels for name and version. Further jemallocs in one process are
+/// named `jemalloc 2` and so on. Leaves out those without statistics.
 fn jemalloc_totals(host: &HostReplies) -> impl Iterator<Item = (Labels, HeapTotals)> {
     let stats = host.stats.iter().flatten();
     let allocators = stats.filter(|each| each.kind == AllocatorKind::Jemalloc);
@@ -294,8 +295,8 @@ fn jemalloc_totals(host: &HostReplies) -> impl Iterator<Item = (Labels, HeapTota
 /// Most values per label key: each is a time series of its own.
 const MAX_VALUES: usize = 20;
 
-/// Reads the memory by label from the newest heap dump of the process; takes no new dump. `None` if no heap dump of it
-/// is kept.
+/// Reads the memory by label from the newest kept heap dump of the host's process; takes no new dump. `None` if no heap
+/// dump of this process is kept. Fails if the host or the dump cannot be read.
 async fn read_newest_label_usage(host: &Gateway) -> Result<Option<LabelUsageAt>> {
     let pid = host.host_info().await?.pid;
     let mut kept = host.kept_dumps().await?.into_iter();
@@ -311,7 +312,7 @@ async fn read_newest_label_usage(host: &Gateway) -> Result<Option<LabelUsageAt>>
     }))
 }
 
-/// Adds the memory by label, and the times of the dumps from which it was read.
+/// Adds the metrics of the memory by label, and of the times of the dumps from which it was read.
 fn add_label_metrics(registry: &mut Registry, hosts: &[HostReplies]) {
     let (mut usage, mut times) = (Vec::new(), Vec::new());
     for host in hosts {
@@ -334,7 +335,7 @@ fn add_label_metrics(registry: &mut Registry, hosts: &[HostReplies]) {
     add_metric(registry, "memprof_label_dump_time", help, unit, times);
 }
 
-/// Creates a gauge with this value.
+/// Creates a gauge with the value `value`.
 fn gauge_with(value: u64) -> Number {
     let number = Number::default();
     number.set(value);

@@ -42,7 +42,7 @@ const TEXT: &str = "text/plain";
 const PID_MAX: u32 = 1 << 22;
 const ID: &str = "A kept dump's id, from the list";
 
-/// Describes the routes that do not belong to one host.
+/// Describes the routes that are not about a single host.
 fn global_routes() -> [Route; 3] {
     let hosts = Content::Json(SchemaGenerator::subschema_for::<HostRows>);
     [
@@ -91,7 +91,7 @@ fn host_routes() -> Vec<Route> {
 }
 
 impl Route {
-    /// Creates a route with the method GET and without parameters.
+    /// Creates the description of a GET route without parameters.
     fn get(path: &str, summary: &'static str, reply: Content) -> Self {
         Self {
             method: "get",
@@ -121,9 +121,9 @@ impl Route {
 }
 
 impl Content {
-    /// Returns the `OpenAPI` object `content`: each media type with its schema, if it has one. Adds the types of the
-    /// schema to `types`.
-    fn describe(self, types: &mut SchemaGenerator) -> Value {
+    /// Returns the `OpenAPI` object `content`: each media type of the reply, with its schema if it has one. Adds the
+    /// types of the schema to `types`.
+    fn to_openapi(self, types: &mut SchemaGenerator) -> Value {
         let json = |schema: Schema| json!({ JSON: { "schema": schema } });
         match self {
             Self::Json(schema) => json(schema(types)),
@@ -143,8 +143,9 @@ impl Content {
     }
 }
 
-/// Describes an argument of a message as a parameter of `OpenAPI`: its name, schema and text. Messages that change
-/// something (`effect`) take it from a JSON body, whose schema also allows `true` for `on`.
+/// Describes an argument of a message as a parameter of `OpenAPI`: its name, and its schema with help text and default.
+/// Messages that change something (`effect`) take the argument from a JSON body, whose schema also allows `true` for
+/// `on` and `false` for `off`.
 fn describe_parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
     let mut schema = match argument.values {
         // JSON has booleans for these values.
@@ -194,9 +195,9 @@ fn describe_parameter(effect: Effect, argument: &ArgumentSpec) -> Parameter {
     (argument.key, schema)
 }
 
-/// Serves `GET /api/v1/openapi.json`: the [`global_routes`] and, both at the root and below `/host/{pid}`, the
-/// [`host_routes`], with the schemas of their replies.
-pub(crate) async fn openapi_document() -> Json<Value> {
+/// Serves `GET /api/v1/openapi.json`: the global routes and, both at the root and below `/host/{pid}`, the routes of a
+/// host, with the schemas of their replies.
+pub(crate) async fn serve_openapi_document() -> Json<Value> {
     let mut types = SchemaSettings::draft2020_12()
         .for_serialize()
         .with(|settings| settings.definitions_path = "/components/schemas".into())
@@ -259,7 +260,7 @@ fn describe_operation(
     let mut operation = json!({
         "summary": route.summary,
         "responses": {
-            "200": { "description": "Success", "content": route.reply.describe(types) },
+            "200": { "description": "Success", "content": route.reply.to_openapi(types) },
             "default": {
                 "description": "Error: `error.kind`, `error.message`, `error.remedy`. 400: invalid \
                                 arguments; 401: the token is missing; 403: a page of another origin; 404: \
@@ -287,8 +288,8 @@ fn describe_operation(
     operation
 }
 
-/// Returns the schema of a JSON request body with the route's parameters as properties. It excludes combinations of
-/// parameters that contradict each other.
+/// Returns the schema of a JSON request body with the route's parameters as properties. The schema excludes
+/// combinations of parameters that contradict each other.
 fn body_schema(route: &Route) -> Value {
     let properties = route.parameters.iter().cloned();
     let properties: Map<String, Value> = properties
@@ -300,6 +301,7 @@ fn body_schema(route: &Route) -> Value {
     if has("sample_interval") && has("lg_sample") {
         schema["not"] = json!({ "required": ["sample_interval", "lg_sample"] });
     }
+    // The message gdump: `files` and `for` limit dumps that are on, so they contradict `off`.
     if has("state") && has("files") {
         let off = json!({ "properties": { "state": { "enum": ["off", false] } } });
         let limits = ["files", "for"].map(|name| json!({ "required": [name] }));

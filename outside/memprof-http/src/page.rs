@@ -41,7 +41,7 @@ const SHARED_FILES: [File; 4] = [
     ("/words.js", SCRIPT, include_str!("page/words.js")),
 ];
 
-/// Returns the route that serves a constant text.
+/// Returns the route that serves a constant text with its content type.
 fn text_route<S: Clone + Send + Sync + 'static>(
     content_type: &'static str,
     text: &'static str,
@@ -49,7 +49,7 @@ fn text_route<S: Clone + Send + Sync + 'static>(
     get(async move || ([(CONTENT_TYPE, content_type)], text))
 }
 
-/// Returns the page of a host; with `links_machine`, the link to the page of the machine's processes is visible.
+/// Returns the page of a host. With `links_machine`, its link to the page of the machine's processes is visible.
 pub(crate) fn host_page(links_machine: bool) -> Html<String> {
     let body = match links_machine {
         true => INDEX.replacen(HIDDEN_LINK, SHOWN_LINK, 1),
@@ -58,8 +58,8 @@ pub(crate) fn host_page(links_machine: bool) -> Html<String> {
     Html(whole_page("memprof", "page.js", &body))
 }
 
-/// Returns the HTML of one of memprof's pages with that title, script and body. Its directory must serve the script and
-/// the files of [`shared_file_routes`].
+/// Returns the HTML of one of memprof's pages. `script` is the path of its script; `title` and `body` are inserted as
+/// they are. The page's directory must serve the script and the files of [`shared_file_routes`].
 pub fn whole_page(title: &str, script: &str, body: &str) -> String {
     format!(
         include_str!("page/whole.html"),
@@ -69,13 +69,14 @@ pub fn whole_page(title: &str, script: &str, body: &str) -> String {
     )
 }
 
-/// Redirects the path of a host to the one with a final slash; without it, the page's relative links would break.
+/// Redirects the path of a host to the same path with a final slash; without the slash, the page's relative links would
+/// break. The target is relative, so that it also holds below a token or the path of a proxy.
 pub(crate) async fn redirect_to_slash(Path(pid): Path<u32>) -> Redirect {
     Redirect::permanent(&format!("{pid}/"))
 }
 
 /// Returns the routes of the files that the page of a host loads.
-pub(crate) fn routes() -> Router<SharedHosts> {
+pub(crate) fn host_file_routes() -> Router<SharedHosts> {
     add_file_routes(shared_file_routes(), &HOST_FILES)
 }
 
@@ -104,7 +105,7 @@ pub fn shared_file_routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     add_file_routes(router, &SHARED_FILES)
 }
 
-/// Adds routes for files: (path, content type, text).
+/// Adds a route for each file to `router`.
 fn add_file_routes<S: Clone + Send + Sync + 'static>(
     router: Router<S>,
     files: &[File],

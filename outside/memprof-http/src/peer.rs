@@ -23,7 +23,8 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Identifies the user of a client at a Unix socket by the credentials that the kernel reports (`SO_PEERCRED`).
+    /// Identifies the user of a client at a Unix socket by the credentials that the kernel reports (`SO_PEERCRED`). The
+    /// user is unknown if the kernel reports none.
     pub(crate) fn from_unix(stream: &UnixStream) -> Self {
         let credentials = stream.peer_cred();
         let uid = credentials.map(|credentials| credentials.uid());
@@ -33,8 +34,8 @@ impl Peer {
         }
     }
 
-    /// Identifies the user of a TCP client. It stays unknown if the client is on another machine or its socket cannot
-    /// be found; a failure is logged.
+    /// Identifies the user of a TCP client by the socket at the client's end. The user stays unknown if the client is
+    /// on another machine, has left, or its socket cannot be found; a failed search is logged.
     pub(crate) async fn from_tcp(stream: &TcpStream) -> Self {
         let (Ok(server), Ok(client)) = (stream.local_addr(), stream.peer_addr()) else {
             // The client has disconnected.
@@ -51,8 +52,8 @@ impl Peer {
             log::warn!("failed to find out whose a connection is: {error}");
             None
         });
-        // If the connection was reset meanwhile, another one may have its addresses by now; but then it has no peer
-        // any more.
+        // If this connection was reset during the search, a new connection may have the same addresses, and the user
+        // may be that of the new one. A reset connection has no peer address, so this check detects the case.
         let is_open = stream.peer_addr().is_ok_and(|current| current == client);
         Self {
             uid: uid.filter(|_| is_open),
@@ -60,13 +61,13 @@ impl Peer {
         }
     }
 
-    /// Returns whether the client's user is this process's or root. False if it is unknown.
+    /// Returns whether the client's user is root or the user of this process. False if the client's user is unknown.
     pub(crate) fn is_same_user_or_root(self) -> bool {
         let own = rustix::process::geteuid().as_raw();
         self.uid.is_some_and(|uid| uid == own || uid == 0)
     }
 
-    /// Describes the user for error messages, as `uid 1000`, or says that it is another machine's or unknown.
+    /// Describes the user for error messages, as `uid 1000` or `another machine or an unknown user`.
     pub(crate) fn describe(self) -> String {
         match self.uid {
             Some(uid) => format!("uid {uid}"),
@@ -75,9 +76,9 @@ impl Peer {
     }
 }
 
-/// Returns the user of the socket on this machine that is bound to `own` and connected to `other`. Asks the kernel or,
-/// if that fails, searches the tables in /proc, which takes longer. `None` if there is no such socket, or its program
-/// closed it.
+/// Returns the user id of the socket on this machine that is bound to `own` and connected to `other`. Queries the
+/// kernel or, if that fails, searches the tables in /proc, which takes longer. `None` if there is no such socket, or it
+/// is not a client's open socket.
 async fn find_socket_uid(own: SocketAddr, other: SocketAddr) -> io::Result<Option<u32>> {
     match sock_diag::find_socket(own, other) {
         Ok(socket) => Ok(socket.and_then(Socket::client_uid)),
@@ -106,8 +107,8 @@ impl Socket {
     /// `TCP_ESTABLISHED`, `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2`: a client that may still read.
     const CLIENT_STATES: [u8; 3] = [1, 4, 5];
 
-    /// Returns the owner of a client's socket. `None` if its program closed it: it has no inode any more, and the
-    /// kernel reports root as its owner.
+    /// Returns the owner of a client's socket. `None` if the state is not that of a client, or the client's program
+    /// closed the socket: a closed socket has inode 0, and the kernel reports root as its owner.
     fn client_uid(self) -> Option<u32> {
         let is_client = Self::CLIENT_STATES.contains(&self.state) && self.inode != 0;
         is_client.then_some(self.uid)

@@ -24,7 +24,8 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// Creates an error with that status and without a remedy; `kind` is its name for programs.
+    /// Creates an error with an HTTP status and without a remedy. `kind` is the name by which programs distinguish
+    /// errors, `message` is for people.
     pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         let kind =
             Kind::from_name(kind).map_or_else(|| OpenEnum::Other(kind.to_owned()), OpenEnum::Known);
@@ -43,7 +44,7 @@ impl Problem {
         }
     }
 
-    /// Returns the name in `error.kind`.
+    /// Returns the name of the error for programs, `error.kind` in the reply.
     pub(crate) fn kind(&self) -> &str {
         self.error.kind.as_str()
     }
@@ -110,8 +111,9 @@ impl Problem {
         self
     }
 
-    /// Returns whether the error is the plugin's. That is assumed unless its kind says that the host does not answer or
-    /// does not exist, that the server is overloaded, or that there is nothing to show.
+    /// Returns whether the error is the plugin's. False for the kinds that only this server uses: the host does not
+    /// answer or does not exist, the server is overloaded, or there is nothing to show. Every other kind is assumed to
+    /// be the plugin's.
     pub(crate) fn is_host_error(&self) -> bool {
         !matches!(
             self.kind(),
@@ -124,14 +126,14 @@ impl Problem {
         self.error.kind == Kind::InvalidArgument
     }
 
-    /// Converts the error in the plugin's reply; a reply that has none in the expected form becomes an internal error
-    /// with its text.
+    /// Converts the error in the plugin's reply. If the reply has no error in the expected form, returns an internal
+    /// error with the reply's text.
     pub(crate) fn from_reply(reply: &PluginReply) -> Self {
         let Some(error) = ErrorBody::from_reply(&reply.body) else {
             let message = String::from_utf8_lossy(&reply.body);
             return Self::internal(format!("the plugin refused, and gave no reason: {message}"));
         };
-        let status = error.kind.known().map(status_for);
+        let status = error.kind.known().map(http_status_for);
         Self {
             status: status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
             error: Box::new(error),
@@ -139,12 +141,12 @@ impl Problem {
     }
 }
 
-/// Returns the HTTP status for a plugin's kind of error: 400 if the request is wrong, 409 if this process cannot serve
-/// it, 429 if the host is busy, else 500.
-fn status_for(kind: Kind) -> StatusCode {
+/// Returns the HTTP status for a kind of error of the plugin: 400 if the request is wrong, 409 if this process cannot
+/// serve it, 429 if the host is busy, else 500.
+fn http_status_for(kind: Kind) -> StatusCode {
     match kind {
         Kind::InvalidArgument | Kind::UnknownMessage => StatusCode::BAD_REQUEST,
-        // The request is right, and this process cannot serve it: no error of the server.
+        // The request is right, but this process cannot serve it. That is no error of the server, as 500 would say.
         Kind::Unavailable | Kind::Unsupported => StatusCode::CONFLICT,
         Kind::Busy => StatusCode::TOO_MANY_REQUESTS,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
@@ -158,7 +160,7 @@ impl From<HostUnavailable> for Problem {
 }
 
 impl From<Error> for Problem {
-    /// Converts an error of a report, with its cause. The status follows from its kind.
+    /// Converts an error of a report, with its cause. The status follows from the kind of error.
     fn from(error: Error) -> Self {
         // Includes the cause: "failed to open x: permission denied". Some errors have it in their text already.
         let source = std::error::Error::source(&error).map(ToString::to_string);
@@ -183,7 +185,8 @@ impl From<Error> for Problem {
 }
 
 impl IntoResponse for Problem {
-    /// Adds the header `Retry-After`, in seconds rounded up, if the error says when to try again.
+    /// Returns the error as JSON. If the error says when to try again, adds the header `Retry-After`, in seconds
+    /// rounded up.
     fn into_response(self) -> Response {
         let retry_after = self.error.retry_after_ms.map(|ms| ms.div_ceil(1000));
         let body = ErrorReply {

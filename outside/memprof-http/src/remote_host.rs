@@ -44,9 +44,9 @@ impl RemoteHost {
         }
     }
 
-    /// Calls the host. A call without side effects uses the idle connection, if there is one, and is repeated over a
-    /// new one if that has ended meanwhile, but not after a timeout. A call with side effects gets a new connection at
-    /// once: the idle one could lose its reply, and a repeated call would act twice.
+    /// Calls the host with `send`. A call without side effects uses the idle connection, if there is one. If that
+    /// connection fails other than by a timeout, the call is repeated over a new connection. A call with side effects
+    /// gets a new connection at once: the idle one could lose its reply, and a repeated call would act twice.
     fn call_host<T>(
         &self,
         effect: Effect,
@@ -57,7 +57,7 @@ impl RemoteHost {
         {
             match send(&mut client) {
                 Ok(reply) => return Ok(self.store_idle_client(client, reply)),
-                // A host that was too slow is not asked again.
+                // The host has probably closed the connection. A host that was too slow is not called again.
                 Err(ClientError::Unreachable(error)) if error.kind() != io::ErrorKind::TimedOut => {
                 }
                 Err(error) => return Err(host_unavailable_error(error)),
@@ -68,26 +68,29 @@ impl RemoteHost {
         Ok(self.store_idle_client(client, reply))
     }
 
-    /// Keeps a connection for the next message, and returns `reply` unchanged.
+    /// Stores a connection for the next message, and returns `reply` unchanged.
     fn store_idle_client<T>(&self, client: Client, reply: T) -> T {
-        *self.lock_idle() = Some((client, Instant::now()));
+        *self.lock_idle_client() = Some((client, Instant::now()));
         reply
     }
 
-    /// Takes the kept connection. `None` if there is none, or it is so old that the host may have closed it.
+    /// Removes and returns the idle connection. `None` if there is none, or it was used more than 500 ms ago: the host
+    /// closes an idle connection after 1 s.
     fn take_idle_client(&self) -> Option<Client> {
-        let kept = self.lock_idle().take();
+        let kept = self.lock_idle_client().take();
         kept.filter(|(_, since)| since.elapsed() < MAX_IDLE)
             .map(|(client, _)| client)
     }
 
-    /// Locks the idle connection, even if a thread panicked while it held the lock. It is `None` if there is none.
-    fn lock_idle(&self) -> MutexGuard<'_, Option<(Client, Instant)>> {
+    /// Locks the idle connection, even if a thread panicked while it held the lock. The guarded value is `None` if no
+    /// connection is idle.
+    fn lock_idle_client(&self) -> MutexGuard<'_, Option<(Client, Instant)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connects to the host that the selector names. For a name, connects to its last socket if a host still answers
-    /// there, else discovers the hosts. Fails unless exactly one host has the name.
+    /// Connects to the selected host. For a name, first tries the socket at which a host of that name was found last;
+    /// if no host answers there, discovers the hosts, and stores the socket. Fails unless exactly one host has the
+    /// name.
     fn connect(&self) -> Result<Client, HostUnavailable> {
         let name = match &self.selector {
             HostSelector::Socket(socket) => return connect_to(socket),
@@ -111,16 +114,17 @@ impl RemoteHost {
         }
     }
 
-    /// Locks the path of the last socket, even if a thread panicked while it held the lock. It is `None` if no host was
-    /// found yet.
+    /// Locks the path of the last socket, even if a thread panicked while it held the lock. The guarded value is `None`
+    /// if no host was found yet.
     fn lock_last_socket(&self) -> MutexGuard<'_, Option<PathBuf>> {
         self.last_socket
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a message, whose reply may be a file. An unknown message counts as one with side effects.
-    fn send(&self, name: &str, args: &str) -> Result<ReceivedBody, HostUnavailable> {
+    /// Sends the message `name` to the plugin; the reply may be a file. An unknown message counts as one with side
+    /// effects.
+    fn send_to_plugin(&self, name: &str, args: &str) -> Result<ReceivedBody, HostUnavailable> {
         let effect = find_message(name).map_or(Effect::Mutating, |message| message.effect);
         self.call_host(effect, |client| {
             client.message(PLUGIN, name, args, Some(Delivery::Fd))
@@ -138,11 +142,11 @@ impl HostClient for RemoteHost {
     }
 
     fn send_message(&self, name: &str, args: &str) -> Result<PluginReply, HostUnavailable> {
-        read_plugin_reply(self.send(name, args)?)
+        read_plugin_reply(self.send_to_plugin(name, args)?)
     }
 
     fn request_dump(&self, name: &str, args: &str) -> Result<DumpResponse, HostUnavailable> {
-        let mut reply = self.send(name, args)?;
+        let mut reply = self.send_to_plugin(name, args)?;
         if reply.result.status_code != 0 {
             return Ok(DumpResponse::Refused(read_plugin_reply(reply)?));
         }
@@ -153,13 +157,13 @@ impl HostClient for RemoteHost {
     }
 }
 
-/// Connects to a control socket. The error names its path.
+/// Connects to a control socket. An error names the path of the socket.
 fn connect_to(socket: &Path) -> Result<Client, HostUnavailable> {
     Client::connect(socket)
         .map_err(|error| HostUnavailable(format!("{}: {error}", socket.display())))
 }
 
-/// Reads the body of a reply, also if that is a file.
+/// Reads the whole body of a reply, also if the body is a file.
 fn read_plugin_reply(reply: ReceivedBody) -> Result<PluginReply, HostUnavailable> {
     Ok(PluginReply {
         status: reply.result.status_code,
@@ -167,7 +171,7 @@ fn read_plugin_reply(reply: ReceivedBody) -> Result<PluginReply, HostUnavailable
     })
 }
 
-/// Converts an error of the connection, whatever its kind, to its text.
+/// Converts an error of a call to its text. The kind of the error is lost.
 fn host_unavailable_error(error: ClientError) -> HostUnavailable {
     HostUnavailable(error.to_string())
 }

@@ -20,8 +20,8 @@ type RenderCell = Arc<OnceCell<Bytes>>;
 pub(crate) struct RenderCache(Mutex<VecDeque<(String, RenderCell)>>);
 
 impl RenderCache {
-    /// Returns the report under `key`. Renders it with `render` unless it is cached or being rendered. A failure is not
-    /// cached.
+    /// Returns the report under `key` from the cache. If the report is being rendered, waits for it; if it is missing,
+    /// renders it with `render`. May evict the oldest reports. A failure is not cached.
     pub(crate) async fn get_or_render<F>(
         &self,
         key: &str,
@@ -30,15 +30,15 @@ impl RenderCache {
     where
         F: Future<Output = Result<Bytes>>,
     {
-        let cell = self.recent_cell(key);
+        let cell = self.touch_or_add_cell(key);
         let report = cell.get_or_try_init(render).await?.clone();
         self.evict_oldest();
         Ok(report)
     }
 
-    /// Returns the cell of the report under `key`, an empty one if there is none, and marks it as the most recently
-    /// used.
-    fn recent_cell(&self, key: &str) -> RenderCell {
+    /// Returns the cell of the report under `key`, and marks it as the most recently used. If there is none, adds an
+    /// empty cell.
+    fn touch_or_add_cell(&self, key: &str) -> RenderCell {
         let mut cells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let index = cells.iter().position(|(known, _)| known == key);
         let cell = match index.and_then(|index| cells.remove(index)) {
@@ -49,7 +49,7 @@ impl RenderCache {
         cell
     }
 
-    /// Removes the least recently used reports until at most `MAX_REPORTS` and `MAX_BYTES` remain.
+    /// Removes the least recently used reports until at most `MAX_REPORTS` (64) with `MAX_BYTES` (32 MiB) remain.
     fn evict_oldest(&self) {
         let mut cells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let size = |cell: &RenderCell| cell.get().map_or(0, Bytes::len);

@@ -19,14 +19,15 @@ use crate::report_query::ReportQuery;
 const MAX_UPLOAD_BYTES: u64 = 256 << 20;
 
 impl ReportQuery {
-    /// Takes a dump, which the host keeps, and renders that of the largest allocator.
+    /// Takes a dump, which the host keeps, and renders it. Of several allocators, only the largest one's file is
+    /// rendered.
     pub(crate) async fn render_new_dump(&self, host: &Gateway) -> Result<Response> {
         let dump = host.take_dump().await?;
         self.render_kept_dump(host, &dump.fields.largest.id).await
     }
 
-    /// Renders pprof from a new dump that is only in memory, so that frequent requests evict no kept dump. `since`, if
-    /// there is one, is an earlier dump that is subtracted.
+    /// Renders a pprof profile from a new dump that is only in memory, so that frequent requests evict no kept dump. If
+    /// `since` is an earlier dump, that dump is subtracted.
     pub(crate) async fn render_in_memory_pprof(
         &self,
         host: &Gateway,
@@ -34,12 +35,13 @@ impl ReportQuery {
     ) -> Result<Response> {
         let dump = PendingDump::take_in_memory(host).await?;
         let name = dump.origin.id.clone();
-        let profile = render_when_permitted(host, dump, since, self.to_options(Format::Pprof)?);
+        let profile =
+            render_dump_when_permitted(host, dump, since, self.to_options(Format::Pprof)?);
         Ok(FileFormat::from_name("pprof")?.reply(&name, profile.await?))
     }
 
-    /// Like [`render_new_dump`](Self::render_new_dump), but returns a flamegraph if a call graph cannot be drawn
-    /// for lack of graphviz.
+    /// Like [`render_new_dump`](Self::render_new_dump), but if graphviz, which draws call graphs, is missing, renders a
+    /// flamegraph of the same dump instead.
     pub(crate) async fn render_new_dump_or_flamegraph(&self, host: &Gateway) -> Result<Response> {
         let dump = host.take_dump().await?;
         let id = &dump.fields.largest.id;
@@ -56,8 +58,8 @@ impl ReportQuery {
         }
     }
 
-    /// Renders a kept dump, or returns its report from the cache. The format `heap`, which takes no other parameter,
-    /// streams the dump itself, uncached.
+    /// Renders a kept dump, or returns its report from the cache. The format `heap` streams the dump itself, uncached,
+    /// and takes no other parameter. Fails if the id is unknown, or a parameter is invalid.
     pub(crate) async fn render_kept_dump(&self, host: &Gateway, id: &str) -> Result<Response> {
         let format = FileFormat::from_name(self.format.as_deref().unwrap_or("text"))?;
         match format.source {
@@ -70,7 +72,7 @@ impl ReportQuery {
                 }
                 let dump = host.open_kept_dump(id).await?;
                 let content_type = dump.content_type.clone();
-                Ok(format.reply_as(content_type, id, stream_dump(dump).await?))
+                Ok(format.streamed_reply(content_type, id, stream_dump(dump).await?))
             }
             FormatSource::Rendered(rendered) => {
                 Ok(format.reply(id, self.get_or_render_report(host, id, rendered).await?))
@@ -78,7 +80,7 @@ impl ReportQuery {
         }
     }
 
-    /// Returns a report of a kept dump, rendered or from the cache. The key is the id with all parameters.
+    /// Returns a report of a kept dump, rendered or from the cache. The cache's key is the id with all parameters.
     async fn get_or_render_report(
         &self,
         host: &Gateway,
@@ -94,13 +96,14 @@ impl ReportQuery {
                 Some(base) => Some(PendingDump::open(host, base).await?),
                 None => None,
             };
-            render_when_permitted(host, dump, base, options).await
+            render_dump_when_permitted(host, dump, base, options).await
         };
         host.renders.get_or_render(&key, render).await
     }
 }
 
-/// Returns the memory by label in a kept dump: of each key the `max` values with most bytes. Cached by id and `max`.
+/// Returns the bytes in use by label in a kept dump: for each label key, the `max` values with most bytes and the sum
+/// of the others. The result is cached by id and `max`.
 pub(crate) async fn usage_by_label(
     host: &Gateway,
     id: &str,
@@ -124,13 +127,14 @@ pub(crate) async fn usage_by_label(
     serde_json::from_slice(&usage).map_err(|error| Problem::internal(error.to_string()))
 }
 
-/// Streams a new in-memory dump as the text that jeprof, google-pprof and `go tool pprof` all read, without the
-/// allocator's frames at the leaves.
+/// Takes a dump that is only in memory, and streams it as the text that jeprof, google-pprof and `go tool pprof` all
+/// read, without the allocator's frames at the leaves.
 pub(crate) async fn stream_new_dump_as_tcmalloc(host: &Gateway) -> Result<Body> {
     stream_as_tcmalloc(host, host.take_in_memory_dump().await?).await
 }
 
-/// Like [`stream_new_dump_as_tcmalloc`], but streams `dump`, which must be of the host's running process.
+/// Streams `dump` as the text that jeprof, google-pprof and Go's pprof all read, without the allocator's frames at the
+/// leaves. The dump must be of the host's running process: the allocator's frames are found in its binaries.
 pub(crate) async fn stream_as_tcmalloc(host: &Gateway, dump: OpenDump) -> Result<Body> {
     let sources = Sources::for_process(host.process_ids().await?.visible_pid);
     // The dump is read twice: here for the allocator's addresses, and later to write it.
@@ -159,7 +163,8 @@ pub(crate) async fn stream_as_tcmalloc(host: &Gateway, dump: OpenDump) -> Result
     .await
 }
 
-/// Streams a dump in its own format, without pseudo frames, which other tools would take for addresses.
+/// Streams a dump in its own format, without the pseudo frames in which memprof stores labels and ages: other tools
+/// would take them for addresses.
 pub(crate) async fn stream_dump(dump: OpenDump) -> Result<Body> {
     chunked_body::stream_body(move |out| {
         let mut dump = BufReader::with_capacity(chunked_body::CHUNK_BYTES, dump.file);
@@ -169,14 +174,15 @@ pub(crate) async fn stream_dump(dump: OpenDump) -> Result<Body> {
     .await
 }
 
-/// Renders the flamegraph of an uploaded dump, with the host's binaries. Fails with `invalid_argument` if the dump
-/// cannot be read.
+/// Renders the flamegraph of an uploaded dump, with function names from the binaries of the host's process. Fails with
+/// `invalid_argument` if the dump cannot be read.
 pub(crate) async fn render_uploaded_flamegraph(host: &Gateway, dump: Bytes) -> Result<Response> {
     let process = host.process_ids().await?;
     let dump = LoadedDump {
         origin: DumpOrigin {
             id: "upload".to_owned(),
             taken: String::new(),
+            // As a dump of the host's process, so that the binaries of the process are read.
             pid: process.pid,
         },
         bytes: dump,
@@ -215,7 +221,7 @@ pub(crate) struct PendingDump {
 }
 
 impl PendingDump {
-    /// Opens a kept dump. Fails if the id is unknown or malformed.
+    /// Opens a kept dump. Fails if the id is unknown or malformed, or the host does not answer.
     async fn open(host: &Gateway, id: &str) -> Result<Self> {
         let dump = host.open_kept_dump(id).await?;
         let DumpId { taken, pid } = DumpId::parse(id).ok_or_else(|| unknown_dump_error(id))?;
@@ -224,7 +230,7 @@ impl PendingDump {
         Ok(Self { origin, dump })
     }
 
-    /// Takes a dump that is only in memory.
+    /// Takes a dump that is only in memory. Its report has the id `now` and the current time.
     pub(crate) async fn take_in_memory(host: &Gateway) -> Result<Self> {
         let pid = host.host_info().await?.pid;
         let dump = host.take_in_memory_dump().await?;
@@ -236,7 +242,7 @@ impl PendingDump {
         Ok(Self { origin, dump })
     }
 
-    /// Reads the dump. Blocks.
+    /// Reads the whole dump into memory. Blocks.
     fn read(self) -> Result<LoadedDump> {
         Ok(LoadedDump {
             origin: self.origin,
@@ -256,7 +262,8 @@ static RENDER_PERMITS: Semaphore = Semaphore::const_new(2);
 /// Permits to wait for a permit to render.
 static RENDER_QUEUE: Semaphore = Semaphore::const_new(32);
 
-/// Runs `render` on a blocking thread, once a permit is free. Fails at once if too many requests wait for one.
+/// Runs `render` on a blocking thread, once one of 2 permits is free. Fails at once with status 503 if 32 requests wait
+/// for a permit already.
 pub(crate) async fn with_render_permit<T: Send + 'static>(
     render: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -266,14 +273,15 @@ pub(crate) async fn with_render_permit<T: Send + 'static>(
     let permit = permit.map_err(|error| Problem::internal(error.to_string()))?;
     drop(queue_permit);
     run_blocking(move || {
-        // Held even if the client has left, because the work goes on.
+        // The work continues even if the client has left, so it keeps the permit.
         let _permit = permit;
         render()
     })
     .await?
 }
 
-/// Returns the time of a dump for pprof, in nanoseconds since 1970; 0, pprof's unknown, if the dump has none.
+/// Returns the time of a dump for pprof, in nanoseconds since 1970. If the time is unknown or out of range, returns 0,
+/// which pprof takes for unknown.
 fn dump_time_nanos(dump: &DumpOrigin) -> i64 {
     let taken = humantime::parse_rfc3339(&dump.taken).ok();
     let since = taken.and_then(|taken| taken.duration_since(UNIX_EPOCH).ok());
@@ -281,8 +289,8 @@ fn dump_time_nanos(dump: &DumpOrigin) -> i64 {
     nanos.unwrap_or(0)
 }
 
-/// Reads and renders a dump, once a permit is free. `base`, if there is one, is a dump to subtract.
-async fn render_when_permitted(
+/// Reads and renders `dump`, once a permit is free. If there is a `base`, subtracts that dump.
+async fn render_dump_when_permitted(
     host: &Gateway,
     dump: PendingDump,
     base: Option<PendingDump>,
@@ -296,8 +304,8 @@ async fn render_when_permitted(
     .await
 }
 
-/// Renders a dump; if there is a `base`, subtracts it. Reads the binaries of `process` only if it is the process of the
-/// dump. Fails with a contradiction if the options do not fit each other or the dump. Blocks.
+/// Renders `dump`; if there is a `base`, subtracts that dump. Reads the binaries of `process` only if the dump is of
+/// this process. Fails with status 409 if the options contradict each other or do not fit the dump. Blocks.
 fn render_loaded_dump(
     dump: &LoadedDump,
     base: Option<&LoadedDump>,
@@ -306,7 +314,7 @@ fn render_loaded_dump(
 ) -> Result<Bytes> {
     options.time_nanos = dump_time_nanos(&dump.origin);
     options.base_time_nanos = base.map_or(0, |base| dump_time_nanos(&base.origin));
-    // A running process's files belong only to its own dumps.
+    // The binaries of a running process symbolize only its own dumps.
     let is_own = dump.origin.pid == process.pid;
     let sources = Sources::for_process(process.visible_pid.filter(|_| is_own));
     let mut bytes = &dump.bytes[..];

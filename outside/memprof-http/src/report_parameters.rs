@@ -17,7 +17,7 @@ pub(crate) enum ReportValue {
 impl ReportValue {
     const SWITCH: Self = Self::OneOf(&["on", "off", "1", "0", "true", "false", "yes", "no"]);
 
-    /// Returns the JSON Schema of the values.
+    /// Returns the JSON Schema of the parameter's values.
     pub(crate) fn schema(self) -> Value {
         match self {
             Self::OneOf(words) => json!({ "type": "string", "enum": words }),

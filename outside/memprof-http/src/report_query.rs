@@ -34,7 +34,7 @@ pub(crate) struct ReportQuery {
 }
 
 impl ReportQuery {
-    /// Creates the query for a report of a whole dump in that format.
+    /// Creates the query for a report in the format that is named `format`, with no other parameter.
     pub(crate) fn with_format(format: &str) -> Self {
         Self {
             format: Some(format.to_owned()),
@@ -42,7 +42,7 @@ impl ReportQuery {
         }
     }
 
-    /// Converts the parameters to a report's options. Fails if one is invalid.
+    /// Converts the parameters to the options of a report in `format`. Fails if a parameter is invalid.
     pub(crate) fn to_options(&self, format: Format) -> Result<Options> {
         let compile = |text: &Option<String>| text.as_deref().map(compile_pattern).transpose();
         Ok(Options {
@@ -72,7 +72,8 @@ impl ReportQuery {
         })
     }
 
-    /// Parses the rules for code origins. Fails if `flat` contradicts the others, or a pattern is invalid.
+    /// Parses the parameters that say which functions are the program's own and which are folded into their callers.
+    /// Fails if `flat=on` comes with `own` or `plumbing`, or a pattern is invalid.
     fn parse_origin_rules(&self) -> Result<OriginRules> {
         let flat = parse_on_off("flat", self.flat.as_deref())?.unwrap_or(false);
         if flat && (self.own.is_some() || self.plumbing.is_some()) {
@@ -90,8 +91,8 @@ impl ReportQuery {
     }
 }
 
-/// Parses the value of the on/off parameter `name`; 1, true, yes and 0, false, no are valid too. `None` if it is
-/// absent. Fails for any other word.
+/// Parses the value of the on/off parameter `name`; 1, true, yes and 0, false, no are valid too. `None` if the
+/// parameter is absent. Fails for any other value.
 fn parse_on_off(name: &str, value: Option<&str>) -> Result<Option<bool>> {
     match value {
         None => Ok(None),
@@ -104,7 +105,7 @@ fn parse_on_off(name: &str, value: Option<&str>) -> Result<Option<bool>> {
     }
 }
 
-/// Parses a sample type by its name, such as `inuse_space`. Fails if it is unknown.
+/// Parses a sample type by its name, such as `inuse_space`. Fails if there is no such sample type.
 fn parse_sample_type(name: &str) -> Result<SampleType> {
     let known = SampleType::ALL
         .into_iter()

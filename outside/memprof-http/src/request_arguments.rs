@@ -16,6 +16,7 @@ pub(crate) struct RequestArguments(Vec<(String, String)>);
 impl<S: Send + Sync> FromRequest<S> for RequestArguments {
     type Rejection = Problem;
 
+    /// Reads the whole body, up to the limit of the route, and parses it with the query.
     async fn from_request(request: Request, state: &S) -> Result<Self> {
         let query = request.uri().query().unwrap_or_default().to_owned();
         let body = Bytes::from_request(request, state).await;
@@ -31,8 +32,9 @@ impl<S: Send + Sync> FromRequest<S> for RequestArguments {
 }
 
 impl RequestArguments {
-    /// Parses a query and a body. The body is JSON if it begins as JSON does, whatever its content type: curl calls
-    /// each body a form. Fails if the body is malformed, or a key cannot be an argument's or is there twice.
+    /// Parses a query and a body into one set of arguments. The body is JSON if it begins as JSON does, else a form;
+    /// its content type does not count, because curl calls every body a form. Fails if the body is malformed, a key
+    /// cannot be an argument's, or a key occurs twice.
     pub(crate) fn parse(query: &str, body: &[u8]) -> Result<Self> {
         let body = body.trim_ascii();
         let body_arguments = match body.first() {
@@ -59,19 +61,19 @@ impl RequestArguments {
         self.0.is_empty()
     }
 
-    /// Returns whether the request has an argument with that key.
+    /// Returns whether the request has an argument with the key `key`.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.0.iter().any(|(known, _)| known == key)
     }
 
-    /// Sets an argument unless the request has it.
+    /// Adds the argument `key` with `value`, unless the request has one with that key.
     pub(crate) fn set_default(&mut self, key: &str, value: &str) {
         if !self.has(key) {
             self.0.push((key.to_owned(), value.to_owned()));
         }
     }
 
-    /// Returns the keys and values, the query before the body.
+    /// Returns the keys and values: those of the query, then those of the body.
     pub(crate) fn pairs(&self) -> Vec<(&str, &str)> {
         let pairs = self.0.iter();
         pairs.map(|(k, v)| (k.as_str(), v.as_str())).collect()
@@ -114,8 +116,8 @@ pub(crate) fn parse_form(text: &[u8]) -> Vec<(String, String)> {
     form_urlencoded::parse(text).into_owned().collect()
 }
 
-/// Formats a number, without `.0` at its end: JSON Schema calls 79.0 an integer, too.
-fn plain_number(number: &Number) -> String {
+/// Formats a number, without `.0` at its end: JSON Schema counts 79.0 as an integer, too.
+fn format_plain_number(number: &Number) -> String {
     let text = number.to_string();
     match text.strip_suffix(".0") {
         Some(whole) => whole.to_owned(),
@@ -123,14 +125,15 @@ fn plain_number(number: &Number) -> String {
     }
 }
 
-/// Parses an object of strings, numbers and booleans (`on`, `off`). Fails if it has other values, or is no object.
+/// Parses a JSON object into keys and values. Booleans become `on` or `off`. Fails if the body is no object, or a value
+/// is null, an array or an object.
 fn parse_object(body: &[u8]) -> Result<Vec<(String, String)>> {
     let object: Map<String, Value> = serde_json::from_slice(body)
         .map_err(|error| Problem::invalid(format!("the body is not a JSON object: {error}")))?;
     let parse = |(key, value): (String, Value)| {
         let value = match value {
             Value::String(text) => text,
-            Value::Number(number) => plain_number(&number),
+            Value::Number(number) => format_plain_number(&number),
             Value::Bool(on) => if on { "on" } else { "off" }.to_owned(),
             _ => {
                 return Err(Problem::invalid(format!(
@@ -143,7 +146,8 @@ fn parse_object(body: &[u8]) -> Result<Vec<(String, String)>> {
     object.into_iter().map(parse).collect()
 }
 
-/// Fails unless `key` could be the name of an argument: lower-case ASCII letters and underscores.
+/// Checks that `key` could be the name of an argument: it consists of lower-case ASCII letters and underscores, and is
+/// not empty.
 fn check_key(key: &str) -> Result<()> {
     let is_key = !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
     is_key

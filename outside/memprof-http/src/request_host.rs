@@ -26,7 +26,9 @@ pub(crate) struct RequestHost(pub(crate) Arc<Gateway>);
 impl FromRequestParts<SharedHosts> for RequestHost {
     type Rejection = Problem;
 
-    /// Finds the host by `host_pid` in the path or, without it, the only host. Fails if there is none, or several.
+    /// Finds the host by `host_pid` in the path or, without that parameter, the only host. Fails if the path is
+    /// malformed, no host has the pid, there is no host or more than one to choose from, or too many requests search
+    /// for hosts.
     async fn from_request_parts(parts: &mut Parts, hosts: &SharedHosts) -> Result<Self> {
         let invalid = |_| Problem::invalid("the path is not UTF-8");
         let params = RawPathParams::from_request_parts(parts, hosts).await;
@@ -44,7 +46,8 @@ impl FromRequestParts<SharedHosts> for RequestHost {
     }
 }
 
-/// Calls `discover` on a blocking thread, once a permit is free. Fails as overloaded after [`PERMIT_TIMEOUT`].
+/// Calls `discover`, which searches for hosts, on a blocking thread, once a permit is free. Fails with status 503 after
+/// [`PERMIT_TIMEOUT`], 10 s.
 pub(crate) async fn discover_when_permitted<T: Send + 'static>(
     discover: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {

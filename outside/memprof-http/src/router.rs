@@ -25,9 +25,11 @@ pub struct RouterSettings {
     pub machine: Option<Machine>,
 }
 
-/// Returns memprof's routes for `hosts`, guarded by the rules of access in `settings`.
+/// Returns all routes of memprof, guarded by the rules of access in `settings`. The routes of a host are at the root,
+/// for the only host, and below `/host/PID`. The routes for the machine's processes are there only if `settings` has a
+/// machine.
 pub fn router(hosts: Hosts, settings: RouterSettings) -> Router {
-    let host_routes = page::routes()
+    let host_routes = page::host_file_routes()
         .merge(api::routes())
         .merge(settings.compat.routes());
     let links_machine = settings.machine.is_some();
@@ -36,7 +38,7 @@ pub fn router(hosts: Hosts, settings: RouterSettings) -> Router {
         .route("/", index.clone())
         .merge(host_routes.clone())
         .route("/api/v1/hosts", get(api::list_hosts))
-        .route("/api/v1/openapi.json", get(openapi::openapi_document))
+        .route("/api/v1/openapi.json", get(openapi::serve_openapi_document))
         .route("/host/{host_pid}", get(page::redirect_to_slash))
         .route("/host/{host_pid}/", index)
         .nest("/host/{host_pid}", host_routes)
@@ -48,18 +50,18 @@ pub fn router(hosts: Hosts, settings: RouterSettings) -> Router {
             .nest("/machine", machine.routes()),
         None => routes,
     };
-    with_access(finish_routes(routes, hosts), settings.access)
+    with_access(add_fallbacks_and_state(routes, hosts), settings.access)
 }
 
-/// Returns the routes that scrapers read: metrics of `hosts`, and profiles as Go serves them. Requests change
-/// nothing in a host; a profile is a new dump that is only in memory.
+/// Returns the routes that scrapers read: metrics of `hosts`, and profiles in the form in which Go programs serve them.
+/// Requests change nothing in a host; a profile is a new dump that is only in memory.
 pub fn scrape_router(hosts: Hosts, access: Access) -> Router {
     let go = Compat {
         go: true,
         ..Compat::NONE
     };
     let routes = metrics_routes().nest("/host/{host_pid}", go.routes());
-    with_access(finish_routes(routes, hosts), access)
+    with_access(add_fallbacks_and_state(routes, hosts), access)
 }
 
 /// Applies the rules of access to `routes`, which get paths without the token.
@@ -77,8 +79,9 @@ fn metrics_routes() -> Router<SharedHosts> {
         .route("/targets", get(scrape_targets::serve_targets))
 }
 
-/// Adds the replies for unknown paths and for methods that a path does not take, and the shared state `hosts`.
-fn finish_routes(routes: Router<SharedHosts>, hosts: Hosts) -> Router {
+/// Adds the shared state `hosts`, the reply 404 for unknown paths, and the reply 405 for methods that a path does not
+/// take.
+fn add_fallbacks_and_state(routes: Router<SharedHosts>, hosts: Hosts) -> Router {
     let shared: SharedHosts = Arc::new(hosts);
     routes
         .fallback(|| async { Problem::not_found("there is no such page") })

@@ -33,8 +33,8 @@ struct Labels {
     pid: String,
 }
 
-/// Serves the running hosts as scrape targets, also those that do not answer. Their address is `base`, if a proxy
-/// serves this server, else the one by which the client reached this server.
+/// Serves the running hosts as scrape targets, also those that do not answer. The address of each target is that of
+/// this server: `base`, if a proxy serves it, else the one in the request's `Host` header.
 pub(crate) async fn serve_targets(
     State(hosts): State<SharedHosts>,
     base: Option<Extension<BaseUrl>>,

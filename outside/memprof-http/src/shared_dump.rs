@@ -21,8 +21,9 @@ impl<T> Default for SharedDump<T> {
 }
 
 impl<T: Send + Sync + 'static> SharedDump<T> {
-    /// Waits for the running dump, or starts one with `take`, and returns its result. The dump goes on when all
-    /// requests for it are cancelled: a second one would find the host busy.
+    /// Waits for the running dump or, if none runs, for a new one that `take` takes, and returns its result. The dump
+    /// continues even if all requests for it are cancelled: the host cannot abort it, and would refuse a second one as
+    /// busy. Fails if the dump fails or panics.
     pub(crate) async fn join_or_start<F>(&self, take: impl FnOnce() -> F) -> DumpResult<T>
     where
         F: Future<Output = DumpResult<T>> + Send + 'static,
@@ -35,13 +36,15 @@ impl<T: Send + Sync + 'static> SharedDump<T> {
         }
     }
 
-    /// Returns the receiver of the running dump. If none runs, spawns a task that takes one.
+    /// Returns the receiver of the running dump's result. If no dump runs, spawns a task that takes one with `take`,
+    /// and returns the receiver of that result.
     fn join_or_spawn<F>(&self, take: impl FnOnce() -> F) -> DumpReceiver<T>
     where
         F: Future<Output = DumpResult<T>> + Send + 'static,
     {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // A dump that ended was taken before this request; one that panicked has closed its channel.
+        // Joins only a dump that still runs: one that has ended is older than this request, and one that panicked has
+        // closed its channel.
         let joined = last
             .take()
             .filter(|outcome| outcome.borrow().is_none() && outcome.has_changed().is_ok());

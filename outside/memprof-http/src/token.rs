@@ -66,10 +66,10 @@ impl Token {
         Ok(Self(Sha256::digest(text).into()))
     }
 
-    /// Generates a token. Returns it with its text, which is stored nowhere else.
+    /// Generates a token of 128 random bits. Returns the token with its text, which is stored nowhere else.
     ///
     /// # Errors
-    /// The kernel has no random bytes yet.
+    /// The kernel has no random bytes.
     pub fn generate() -> io::Result<(Self, String)> {
         let mut bytes = [0; MIN_HEX_DIGITS / 2];
         rustix::io::retry_on_intr(|| rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty()))?;
@@ -77,7 +77,7 @@ impl Token {
         Ok((Self(Sha256::digest(&text).into()), text))
     }
 
-    /// Returns whether `text` is this token, in a time that does not depend on how much of it is equal.
+    /// Returns whether `text` is this token. The time of the comparison does not depend on how much of `text` is right.
     pub(crate) fn matches(&self, text: &str) -> bool {
         let digest: [u8; 32] = Sha256::digest(text).into();
         self.0.ct_eq(&digest).into()

@@ -22,7 +22,7 @@ pub struct ProxyNetworkError;
 impl FromStr for ProxyNetwork {
     type Err = ProxyNetworkError;
 
-    /// Parses an address, or a network such as `10.0.0.0/8`.
+    /// Parses one address, such as `127.0.0.1`, or a network such as `10.0.0.0/8`.
     fn from_str(text: &str) -> Result<Self, ProxyNetworkError> {
         let network = text.parse::<IpAddr>().map(IpNet::from);
         let network = network.or_else(|_| text.parse::<IpNet>());
@@ -31,16 +31,18 @@ impl FromStr for ProxyNetwork {
 }
 
 impl ProxyNetwork {
-    /// Returns whether the network has the address. An IPv4-mapped IPv6 address counts as its IPv4 address, too.
+    /// Returns whether the address is in the network. An IPv4-mapped IPv6 address counts as its IPv4 address, too.
     pub(crate) fn contains(&self, address: IpAddr) -> bool {
         self.0.contains(&address) || self.0.contains(&address.to_canonical())
     }
 }
 
-/// Returns the address at which a proxy serves this server, by the headers that it adds: `X-Forwarded-Host`, `-Proto`,
-/// `-Port` and `-Prefix`, and `Forwarded` (RFC 7239). Of several values the last one counts, which the nearest proxy
-/// has added. If they name no host, `Host` counts; if no scheme, http. `None` if the proxy adds none of them. Fails if
-/// the headers form no valid address.
+/// Returns the address at which a proxy serves this server, from the headers that the proxy adds: `X-Forwarded-Host`,
+/// `-Proto`, `-Port` and `-Prefix` or, for host and scheme, `Forwarded` (RFC 7239). Of several values, the last one
+/// counts, because the nearest proxy has added it. A missing host is taken from `Host`, a missing scheme is http, and a
+/// port counts only if the host has none.
+///
+/// `None` if these headers name no host, scheme, port or prefix. Fails if they form no valid address.
 pub(crate) fn forwarded_base_url(headers: &HeaderMap) -> Result<Option<BaseUrl>> {
     let last = |name: &str| {
         let value = headers.get_all(name).into_iter().next_back()?;

@@ -27,14 +27,14 @@ pub(crate) struct BoundPath {
 }
 
 /// Listens at `path`, for this user only. Replaces a socket that an ended server left there. The path is removed and
-/// unlocked when the [`BoundPath`] is dropped. Fails if another process listens there, the path is not a socket, or it
-/// cannot be used.
+/// unlocked when the [`BoundPath`] is dropped. Fails if other users may rename files in the directory, another process
+/// listens there, the path is not a socket, or it cannot be used.
 pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, BoundPath)> {
     let directory = path.parent().filter(|parent| *parent != Path::new(""));
     check_socket_parent(directory.unwrap_or(Path::new(".")))?;
     let lock = lock_socket_path(path)?;
     remove_stale_socket(path)?;
-    let socket = bind_private(path)?;
+    let socket = bind_private_socket(path)?;
     let bound = BoundPath {
         path: path.to_owned(),
         identity: file_identity(&path.symlink_metadata()?),
@@ -43,8 +43,8 @@ pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, BoundPath)> {
     Ok((socket, bound))
 }
 
-/// Removes a socket at which no process listens. Does nothing if the path does not exist. Fails if the path is not a
-/// socket, or another process listens there.
+/// Removes the socket at `path` if no process listens there. Does nothing if the path does not exist. Fails if the path
+/// is not a socket, or a process listens there. The caller holds the lock of the path.
 fn remove_stale_socket(path: &Path) -> io::Result<()> {
     let metadata = match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -61,9 +61,9 @@ fn remove_stale_socket(path: &Path) -> io::Result<()> {
     std::fs::remove_file(path)
 }
 
-/// Binds a socket without access for others, not even for a moment: its file gets the mode that the descriptor has
-/// when it is bound.
-fn bind_private(path: &Path) -> io::Result<UnixListener> {
+/// Binds a socket to `path`, and listens at it. No other user can connect, not even for a moment: the kernel gives the
+/// file the mode that the descriptor has when it is bound.
+fn bind_private_socket(path: &Path) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
@@ -73,13 +73,13 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
 }
 
 impl Drop for BoundPath {
-    /// Removes the socket, unless another one has taken its path, and the lock file.
+    /// Removes the socket, unless its path now names another file, and then the lock file.
     fn drop(&mut self) {
         let metadata = self.path.symlink_metadata();
         if metadata.is_ok_and(|metadata| file_identity(&metadata) == self.identity) {
             remove_file_or_log(&self.path);
         }
-        // Removed last, while the lock is held.
+        // Removed last, while the lock is held: without the file, another process can lock the path.
         remove_file_or_log(&lock_file_path(&self.path));
     }
 }

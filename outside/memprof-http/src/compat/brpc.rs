@@ -26,8 +26,8 @@ const DEFAULT_STATS_OPTIONS: &str = "Ja";
 /// Arguments of `dump` for a profile of heap growth.
 const GROWTH_ARGUMENTS: [(&str, &str); 1] = [("kind", "growth")];
 
-/// Returns the routes of the services. They take every method; of a repeated parameter, the last value counts. A slash
-/// may follow a path.
+/// Returns the routes of the services, each also with a slash at its end. They take every method, except
+/// `/pprof/symbol`: GET and POST. Of a repeated parameter, the last value counts.
 pub(super) fn routes() -> Router<SharedHosts> {
     let services = [
         ("/pprof/heap", any(serve_heap)),
@@ -59,7 +59,8 @@ enum BrpcError {
     InvalidArgument,
 }
 
-/// Returns an error as brpc formats it, followed by the reason if there is one.
+/// Returns an error as brpc formats it, with one of brpc's error codes (`ENOMETHOD` is 1002), followed by the reason if
+/// there is one.
 fn brpc_error(code: BrpcError, text: &str, reason: Option<&Problem>) -> Response {
     let (status, number) = match code {
         BrpcError::NoSuchMethod => (StatusCode::NOT_FOUND, 1002),
@@ -71,7 +72,7 @@ fn brpc_error(code: BrpcError, text: &str, reason: Option<&Problem>) -> Response
     (status, [TEXT], body).into_response()
 }
 
-/// Returns the reply of brpc if heap profiling is off, with the reason.
+/// Returns brpc's reply for a server without heap profiling, with `problem` as the reason.
 fn heap_off_error(problem: &Problem) -> Response {
     let text = "Heap profiler is not enabled, (no MALLOC_CONF=prof:true in env)";
     brpc_error(BrpcError::NoSuchMethod, text, Some(problem))
@@ -86,7 +87,8 @@ async fn serve_growth(RequestHost(host): RequestHost) -> Result<Response> {
     }
 }
 
-/// Takes a growth profile of the largest allocator, and streams it as tcmalloc's text.
+/// Takes a growth profile, which the host keeps, and streams it as tcmalloc's text. Of several allocators, only the
+/// largest one's profile is streamed.
 async fn stream_new_growth_profile(host: &Gateway) -> Result<Body> {
     let dump = host
         .send_typed::<DumpReply>("dump", &GROWTH_ARGUMENTS)
@@ -94,7 +96,7 @@ async fn stream_new_growth_profile(host: &Gateway) -> Result<Body> {
     stream_as_tcmalloc(host, host.open_kept_dump(&dump.fields.largest.id).await?).await
 }
 
-/// Returns the reply of brpc if growth profiling is off, with the reason.
+/// Returns brpc's reply for a server without growth profiling, with `problem` as the reason.
 fn growth_off_error(problem: &Problem) -> Response {
     brpc_error(
         BrpcError::NoSuchMethod,
@@ -103,8 +105,9 @@ fn growth_off_error(problem: &Problem) -> Response {
     )
 }
 
-/// Serves `/pprof/heap`: without `display`, a new dump as [`serve_pprof_heap`]; with `text`, `svg` or `flamegraph`, a
-/// report of a new kept dump; with `stats`, the allocators' statistics. If profiling is off, replies as brpc does.
+/// Serves `/pprof/heap`: without `display`, a new dump in the form that jeprof or Go's pprof reads; with `text`, `svg`
+/// or `flamegraph`, a report of a new kept dump; with `stats`, the allocators' statistics. If profiling is off, replies
+/// as brpc does.
 async fn serve_heap(
     RequestHost(host): RequestHost,
     headers: HeaderMap,
@@ -128,8 +131,8 @@ async fn serve_heap(
     }
 }
 
-/// Returns the first sample type among jeprof's options, such as `--inuse_objects`, whatever is around it. `None` if
-/// there is none.
+/// Returns the first sample type among jeprof's options, such as `--inuse_objects`. Any character but letters, digits
+/// and `_` ends a word. `None` if there is no sample type.
 fn first_sample_type(options: Option<&str>) -> Option<String> {
     let options = options.unwrap_or_default();
     let mut words = options.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
@@ -147,9 +150,9 @@ async fn serve_memory(RequestHost(host): RequestHost, query: QueryParameters) ->
     serve_stats(&host, query.last_value("opts")).await
 }
 
-/// Serves the statistics of all allocators as text. `opts` are those of `malloc_stats_print`; without them,
-/// [`DEFAULT_STATS_OPTIONS`]. They are ignored if an allocator does not support them. If no allocator has statistics,
-/// replies with status 403, as brpc does.
+/// Serves the statistics of all allocators as text. `opts` are options of `malloc_stats_print`,
+/// [`DEFAULT_STATS_OPTIONS`] if there are none; they are ignored if an allocator does not support them. If no allocator
+/// has statistics, replies with status 403, as brpc does.
 async fn serve_stats(host: &Gateway, opts: Option<&str>) -> Result<Response> {
     let opts = opts
         .filter(|opts| !opts.is_empty())

@@ -4,26 +4,27 @@ use crate::gateway::{Gateway, run_blocking};
 use crate::problem::Result;
 use crate::request_host::RequestHost;
 
-/// Serves the program and its arguments.
+/// Serves the program of the host's process and its arguments, separated by NUL.
 pub(super) async fn serve_command_line(RequestHost(host): RequestHost) -> Result<String> {
     read_command_line(&host).await
 }
 
-/// Returns the program and its arguments, separated by NUL: from /proc or, if the process is not visible there, as the
-/// host reports its command.
+/// Returns the program and its arguments, separated by NUL. Reads them from /proc or, if the process is not visible
+/// there or has just ended, takes the command that the host reports. Fails if the host does not answer.
 pub(super) async fn read_command_line(host: &Gateway) -> Result<String> {
     if let Some(pid) = host.process_ids().await?.visible_pid {
         let own = run_blocking(move || std::fs::read(format!("/proc/{pid}/cmdline"))).await?;
-        // Empty if the process has just ended.
+        // The file is empty if the process has just ended.
         if let Some(bytes) = own.ok().filter(|bytes| !bytes.is_empty()) {
             return Ok(without_trailing_nul(&bytes));
         }
     }
+    // The host joins the arguments with blanks.
     Ok(host.host_info().await?.command.replace(' ', "\0"))
 }
 
-/// Converts arguments to text without trailing NULs. The kernel ends each argument with a NUL, Go's server only
-/// separates arguments with one. jeprof keeps a trailing NUL, in the name of a file that it creates.
+/// Converts arguments to text without NULs at its end. The kernel ends each argument with a NUL, but Go's server only
+/// separates arguments with one, and jeprof would keep a NUL at the end in the name of a file that it creates.
 fn without_trailing_nul(arguments: &[u8]) -> String {
     let arguments = String::from_utf8_lossy(arguments);
     arguments.trim_end_matches('\0').to_owned()

@@ -11,8 +11,8 @@ use crate::problem::Problem;
 pub(super) const REASON: HeaderName = HeaderName::from_static("x-memprof-reason");
 
 impl Problem {
-    /// Returns the text of strerror(3) for the error that `mallctl` would have returned: for the plugin's errno or,
-    /// without one, for the errno that fits the kind of error.
+    /// Returns the text of strerror(3) for the error that jemalloc's `mallctl` would have returned: for the plugin's
+    /// errno or, without one, for the errno that fits the kind of error.
     pub(super) fn strerror(&self) -> String {
         let errno = self.error.errno.map(Errno::from_raw_os_error);
         let errno = errno.unwrap_or(match self.kind() {
@@ -27,9 +27,9 @@ impl Problem {
         text.split(" (os error").next().unwrap_or(&text).to_owned()
     }
 
-    /// Gives an `unavailable` error without an errno the errno `EINVAL`: mallctl(3) calls a value invalid that the
-    /// process cannot use.
-    pub(super) fn with_unavailable_as_einval(mut self) -> Self {
+    /// Sets the errno `EINVAL` in an `unavailable` error that has no errno: jemalloc's `mallctl` returns it for a value
+    /// that the process cannot use.
+    pub(super) fn with_einval_if_unavailable(mut self) -> Self {
         if self.kind() == "unavailable" {
             self.error.errno.get_or_insert(Errno::INVAL.raw_os_error());
         }
@@ -49,7 +49,7 @@ impl Problem {
         (REASON, value.unwrap_or(HeaderValue::from_static("?")))
     }
 
-    /// Returns whether the error says that the process cannot be profiled: its kind is `unavailable` or `unsupported`.
+    /// Returns whether the error says that this process cannot be profiled: its kind is `unavailable` or `unsupported`.
     pub(super) fn is_profiling_off(&self) -> bool {
         matches!(self.kind(), "unavailable" | "unsupported")
     }

@@ -23,8 +23,8 @@ use crate::request_host::{RequestHost, SharedHosts};
 /// Longest profile in seconds: proxies close requests that are open longer.
 const MAX_SECONDS: u64 = 600;
 
-/// Returns the routes of the profiles, which take every method. Of a repeated parameter, the first value counts; values
-/// in a form come before those in the query.
+/// Returns the routes of the profiles. They take every method, except `symbol`: GET and POST. Of a repeated parameter,
+/// the first value counts; values in a form come before those in the query.
 pub(super) fn routes() -> Router<SharedHosts> {
     Router::new()
         .route("/debug/pprof", any(redirect_to_index))
@@ -39,7 +39,7 @@ pub(super) fn routes() -> Router<SharedHosts> {
         .route("/debug/pprof/cmdline", any(serve_command_line))
 }
 
-/// Returns the reply for the profiles of Go that a process of another language does not have.
+/// Returns the error 404 for the profiles that only Go programs have, such as `goroutine`.
 async fn unknown_profile_error() -> GoError {
     let problem = Problem::not_found("Unknown profile");
     GoError(problem.remedy("heap and allocs are served"))
@@ -60,6 +60,8 @@ impl From<Problem> for GoError {
 }
 
 impl IntoResponse for GoError {
+    /// Returns the message and remedy as text, with the header by which `go tool pprof` knows that it may print the
+    /// text.
     fn into_response(self) -> Response {
         let is_go_pprof = (HeaderName::from_static("x-go-pprof"), "1");
         let text = format!("{}\n", self.0.reason());
@@ -87,9 +89,9 @@ enum ProfileRequest {
 }
 
 impl ProfileRequest {
-    /// Parses a query and a form as `net/http/pprof` does: the first value of a name counts, other names are ignored,
-    /// and a `debug` that is no number is 0. Fails if `seconds` is no positive number, is above [`MAX_SECONDS`], or
-    /// comes with `debug`.
+    /// Parses a query and a form as `net/http/pprof` does: the first value of a name counts, the form before the query.
+    /// Other names are ignored, and a `debug` that is no number is 0. Fails if `seconds` is no positive number, is
+    /// above [`MAX_SECONDS`] (600), or comes with a `debug` other than 0.
     fn parse(query: &str, form: &[u8]) -> Result<Self, Problem> {
         let query = [parse_form(form), parse_form(query.as_bytes())].concat();
         let value = |name: &str| {
@@ -116,7 +118,8 @@ impl ProfileRequest {
         }
     }
 
-    /// Sets the name under which the client saves the profile, as `net/http/pprof` does. Text gets none.
+    /// Sets the header that names the file in which the client saves the profile, as `net/http/pprof` does: `profile`,
+    /// with `-delta` for a difference. Sets none for text.
     fn set_file_name(&self, profile: &str, headers: &mut HeaderMap) {
         let suffix = match self {
             Self::Now => "",
@@ -133,6 +136,8 @@ impl ProfileRequest {
 impl FromRequest<SharedHosts> for ProfileRequest {
     type Rejection = GoError;
 
+    /// Parses the query and, if Go would read it, the form in the body. Fails if the body cannot be read, or a
+    /// parameter is invalid.
     async fn from_request(request: Request, hosts: &SharedHosts) -> Result<Self> {
         let query = request.uri().query().unwrap_or_default().to_owned();
         let has_form = has_form(request.method(), request.headers());
@@ -146,7 +151,8 @@ impl FromRequest<SharedHosts> for ProfileRequest {
     }
 }
 
-/// Returns whether Go would read parameters from a request's body: whether that is a form, in a POST, PUT or PATCH.
+/// Returns whether Go would read parameters from a request's body: the body is a URL-encoded form, and the method is
+/// POST, PUT or PATCH.
 fn has_form(method: &Method, headers: &HeaderMap) -> bool {
     let content_type = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
     let is_form = content_type.is_some_and(|kind| {
@@ -157,15 +163,15 @@ fn has_form(method: &Method, headers: &HeaderMap) -> bool {
     is_form && matches!(*method, Method::POST | Method::PUT | Method::PATCH)
 }
 
-/// Serves a heap profile, with bytes in use as the default type.
+/// Serves a heap profile whose default sample type is bytes in use.
 async fn serve_heap(RequestHost(host): RequestHost, wanted: ProfileRequest) -> Result<Response> {
     let mut reply = serve_profile(&host, &wanted, "inuse_space").await?;
     wanted.set_file_name("heap", reply.headers_mut());
     Ok(reply)
 }
 
-/// Serves a heap profile with the allocated bytes as the default type or, if they were not counted (`prof_accum`), with
-/// the bytes in use.
+/// Serves a heap profile whose default sample type is allocated bytes or, if the allocator did not count them
+/// (`prof_accum` is off), bytes in use.
 async fn serve_allocs(RequestHost(host): RequestHost, wanted: ProfileRequest) -> Result<Response> {
     let mut reply = match serve_profile(&host, &wanted, "alloc_space").await {
         Err(problem) if problem.is_client_error() => {
@@ -177,8 +183,8 @@ async fn serve_allocs(RequestHost(host): RequestHost, wanted: ProfileRequest) ->
     Ok(reply)
 }
 
-/// Serves a new profile as pprof, in which `sample_type` is the default, or as text. For a difference, takes two dumps,
-/// with the requested time between them.
+/// Serves a new profile as pprof, in which `sample_type` is the default, or as text. For a difference, takes two dumps
+/// and waits between them for the requested time.
 async fn serve_profile(
     host: &Gateway,
     wanted: &ProfileRequest,

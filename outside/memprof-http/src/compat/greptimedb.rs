@@ -27,7 +27,10 @@ pub(super) fn routes() -> Router<SharedHosts> {
         .route("/debug/prof/mem/status", get(serve_status))
         .route("/debug/prof/mem/activate", post(activate_profiling))
         .route("/debug/prof/mem/deactivate", post(deactivate_profiling))
-        .route("/debug/prof/mem/gdump", get(serve_gdump).post(set_gdump))
+        .route(
+            "/debug/prof/mem/gdump",
+            get(serve_gdump_status).post(set_gdump),
+        )
         .route(
             "/debug/prof/mem/symbol",
             post(serve_uploaded_flamegraph).layer(DefaultBodyLimit::max(MAX_UPLOAD_BYTES)),
@@ -46,6 +49,8 @@ impl<E: Into<Problem>> From<E> for GreptimeError {
 }
 
 impl IntoResponse for GreptimeError {
+    /// Returns the error as JSON, with memprof's reason in a header. If profiling is off, status and text are those of
+    /// GreptimeDB.
     fn into_response(self) -> Response {
         let reason = [self.0.reason_header()];
         let (status, error) = if self.0.is_profiling_off() {
@@ -83,19 +88,19 @@ async fn serve_profile(
         .await?)
 }
 
-/// Serves whether profiling is active, as [`active_reply`] formats it.
+/// Serves whether profiling is active, as `{"active": …}`.
 async fn serve_status(RequestHost(host): RequestHost) -> Result<Response> {
     let status = host.status().await?;
     Ok(active_reply(status.profiling == Profiling::Active))
 }
 
-/// Activates profiling. Fails with the error of the plugin.
+/// Activates profiling. Fails with the plugin's error.
 async fn activate_profiling(RequestHost(host): RequestHost) -> Result<&'static str> {
-    host.send_ok("activate", &[]).await?;
+    host.send_and_check("activate", &[]).await?;
     Ok("Heap profiling activated")
 }
 
-/// Deactivates profiling. Fails with the error of the plugin and, as GreptimeDB does, with status 400 if profiling is
+/// Deactivates profiling. Fails with the plugin's error or, as GreptimeDB does, with status 400 if profiling is
 /// unavailable.
 async fn deactivate_profiling(RequestHost(host): RequestHost) -> Result<&'static str> {
     let status = host.status().await?;
@@ -104,23 +109,24 @@ async fn deactivate_profiling(RequestHost(host): RequestHost) -> Result<&'static
         let problem = Problem::new(StatusCode::BAD_REQUEST, "unavailable", reason);
         return Err(problem.remedy(status.remedy.unwrap_or_default()).into());
     }
-    host.send_ok("deactivate", &[]).await?;
+    host.send_and_check("deactivate", &[]).await?;
     Ok("Heap profiling deactivated")
 }
 
-/// Serves whether dumps at new high-water marks are on.
-async fn serve_gdump(RequestHost(host): RequestHost) -> Result<Response> {
+/// Serves whether automatic dumps at new high-water marks of memory are on, as `{"active": …}`.
+async fn serve_gdump_status(RequestHost(host): RequestHost) -> Result<Response> {
     let status = host.status().await?;
     Ok(active_reply(status.gdump.is_some()))
 }
 
-/// Returns `{"active": …}` as JSON, with exactly this spacing, for which scripts search.
+/// Returns `{"active": …}` as JSON. Scripts search for exactly this spacing.
 fn active_reply(active: bool) -> Response {
     let body = format!("{{\"active\": {active}}}");
     ([(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// Turns dumps at new high-water marks on or off; the body is a form with `activate=true` or `activate=false`.
+/// Turns automatic dumps at new high-water marks of memory on or off. The body is a form with `activate=true` or
+/// `activate=false`. Fails for another body, or with the plugin's error.
 async fn set_gdump(RequestHost(host): RequestHost, form: Bytes) -> Result<&'static str> {
     let form = parse_form(form.trim_ascii());
     let activate = form.iter().find(|(name, _)| name == "activate");
@@ -133,11 +139,11 @@ async fn set_gdump(RequestHost(host): RequestHost, form: Bytes) -> Result<&'stat
             return Err(problem.into());
         }
     };
-    host.send_ok("gdump", &[("state", state)]).await?;
+    host.send_and_check("gdump", &[("state", state)]).await?;
     Ok(done)
 }
 
-/// Serves the flamegraph of the dump in the request's body, with names from the host's binaries.
+/// Serves the flamegraph of the dump in the request's body, with function names from the host's binaries.
 async fn serve_uploaded_flamegraph(
     RequestHost(host): RequestHost,
     dump: Bytes,

@@ -54,22 +54,22 @@ async fn serve_or_switch_profiling(
     }
 }
 
-/// Takes a kept dump, and serves that of the largest allocator.
+/// Takes a dump, which the host keeps, and serves it. Of several allocators, only the largest one's file is served.
 async fn serve_new_dump(host: &Gateway) -> Result<Response> {
     let dump = host.take_dump().await?;
     let dump = host.open_kept_dump(&dump.fields.largest.id).await?;
     Ok(([DUMP_TYPE], stream_dump(dump).await?).into_response())
 }
 
-/// Activates profiling, and serves libmtev's text for that.
+/// Activates profiling, and returns libmtev's text for success.
 async fn activate_profiling(host: &Gateway) -> Result<Response> {
-    host.send_ok("activate", &[]).await?;
+    host.send_and_check("activate", &[]).await?;
     Ok(([TEXT_TYPE], "Profiling is activated\n").into_response())
 }
 
-/// Deactivates profiling, and serves libmtev's text for that.
+/// Deactivates profiling, and returns libmtev's text for success.
 async fn deactivate_profiling(host: &Gateway) -> Result<Response> {
-    host.send_ok("deactivate", &[]).await?;
+    host.send_and_check("deactivate", &[]).await?;
     Ok(([TEXT_TYPE], "Profiling is deactivated\n").into_response())
 }
 
@@ -92,14 +92,15 @@ fn profiling_state_text(allocators: &[AllocatorStatus]) -> String {
     )
 }
 
-/// Returns the reply for an error of the plugin: status 500, with the text of `mallctl`'s error in the first line.
+/// Returns the reply for an error of the plugin: status 500, with the text of the error of `mallctl` in the first line,
+/// and the plugin's reason in the second line and in a header.
 fn mallctl_error_response(problem: &Problem) -> Response {
     let body = format!("{}\n{}\n", problem.strerror(), problem.reason());
     let status = StatusCode::INTERNAL_SERVER_ERROR;
     (status, [TEXT_TYPE], [problem.reason_header()], body).into_response()
 }
 
-/// Serves jemalloc's statistics as JSON; an empty object if there is no jemalloc.
+/// Serves jemalloc's statistics as JSON, or an empty object if there is no jemalloc with statistics.
 async fn serve_jemalloc_stats(RequestHost(host): RequestHost) -> Result<Response> {
     let json = match host.stats_json().await {
         Ok(json) => json,

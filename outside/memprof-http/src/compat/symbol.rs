@@ -35,8 +35,8 @@ pub(super) enum SymbolFormat {
     Userver,
 }
 
-/// Returns the route that symbolizes the addresses in a POST's body or in a GET's query. To a GET without addresses, it
-/// replies that there are symbols.
+/// Returns the route that replies with the names of the addresses in the body of a POST or in the query of a GET. To a
+/// GET without addresses, it replies that there are symbols.
 pub(super) fn symbolizing_route(format: SymbolFormat) -> MethodRouter<SharedHosts> {
     get(
         async move |RequestHost(host): RequestHost, RawQuery(query): RawQuery| match query {
@@ -52,9 +52,9 @@ pub(super) fn symbolizing_route(format: SymbolFormat) -> MethodRouter<SharedHost
     .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
 }
 
-/// Symbolizes the addresses in `body`, such as `0x4005d0+0x4005f7`, by the mappings of a new in-memory dump. Returns
-/// the reply's lines in the form of `format`: an address without a name has a line only for brpc, with the address as
-/// its name.
+/// Symbolizes the addresses in `body`, such as `0x4005d0+0x4005f7`, by the mappings of a new in-memory dump of the
+/// host. Returns lines in the form of `format`. An address without a name has a line only for brpc, with the address as
+/// its name. Fails if the body is malformed or the dump fails.
 pub(super) async fn symbolize_list(
     host: &Gateway,
     body: &[u8],
@@ -88,7 +88,7 @@ pub(super) async fn symbolize_list(
     Ok(lines)
 }
 
-/// Parses addresses such as `0x4005d0+0x4005f7`. Fails if the body is malformed or empty.
+/// Parses hexadecimal addresses such as `0x4005d0+0x4005f7`. Fails if one is malformed, or there is none.
 fn parse_addresses(body: &[u8]) -> Result<Vec<u64>> {
     let malformed = || {
         Problem::invalid("the body is not a list of addresses")
@@ -104,8 +104,8 @@ fn parse_addresses(body: &[u8]) -> Result<Vec<u64>> {
     text.split('+').map(address).collect()
 }
 
-/// Reads the part of a dump that describes the process: its mappings, and comments with their build ids. Empty if the
-/// dump has none.
+/// Reads the end of a dump, which describes its process: the mappings, and comments with build ids. Empty if the dump
+/// has no mappings.
 fn read_maps(dump: impl Read) -> io::Result<Vec<u8>> {
     let mut lines = BufReader::new(dump);
     let mut line = Vec::new();
@@ -120,9 +120,10 @@ fn read_maps(dump: impl Read) -> io::Result<Vec<u8>> {
     Ok(maps)
 }
 
-/// Returns each address with its name, in their order, by symbolizing a profile with these addresses; the name is
-/// `None` for an address in no mapping. `maps` are the lines that [`read_maps`] returns, `pid` is the process if it is
-/// visible from here. Inlined functions are joined by `--`.
+/// Returns each address with its name, in the order of `addresses`; the name is `None` for an address in no mapping.
+/// Symbolizes a profile that has a stack for each address. `maps` are the mappings as they stand in a dump; `pid` is
+/// the process if it is visible in /proc. The names of functions that are inlined at an address are joined by `--`, the
+/// outermost first.
 fn symbolize_addresses(
     addresses: &[u64],
     maps: &[u8],
@@ -131,7 +132,7 @@ fn symbolize_addresses(
     // A heap profile in tcmalloc's format, with a sample for each address.
     let mut text = String::from("heap profile: 0: 0 [0: 0] @ heapprofile\n").into_bytes();
     for address in addresses {
-        // A stack has return addresses; these are addresses of calls.
+        // A stack has return addresses, but the requested ones are addresses of calls.
         let line = format!("1: 1 [0: 0] @ {:#x}\n", address.wrapping_add(1));
         text.extend_from_slice(line.as_bytes());
     }
@@ -153,6 +154,7 @@ fn symbolize_addresses(
     let mut names = HashMap::new();
     for sample in &named.profile.samples {
         for id in named.profile.stacks.frames(sample.stack) {
+            // The address of the call, as in `addresses`.
             let address = named.profile.stacks.address(*id).0.wrapping_sub(1);
             names.entry(address).or_insert_with(|| {
                 let frames = named.names.frames(*id).iter().rev();

@@ -24,8 +24,8 @@ pub(super) enum Action {
 }
 
 impl Action {
-    /// Returns the arguments with which memprof runs the command on the process `pid`. A command with a page writes it
-    /// to standard output.
+    /// Returns the arguments with which memprof runs the command on the process `pid`. A command that has a page writes
+    /// the page to standard output.
     pub(super) fn arguments(self, pid: u32) -> Vec<String> {
         let sampling = |time: Duration| format!("--for={}s", time.as_secs());
         let (command, options) = match self {
@@ -41,7 +41,7 @@ impl Action {
         words.chain(options).chain(format).collect()
     }
 
-    /// Returns whether the command writes a page of HTML, rather than text.
+    /// Returns whether the command writes its result as a page of HTML, rather than as text.
     pub(super) fn has_page(self) -> bool {
         match self {
             Self::Record | Self::Leaks | Self::Holders | Self::Ledger => true,
@@ -49,7 +49,7 @@ impl Action {
         }
     }
 
-    /// Returns whether the command leaves the process as it was when it is interrupted.
+    /// Returns whether the command, if it is interrupted, undoes its changes to the process before it ends.
     pub(super) fn is_cancellable(self) -> bool {
         match self {
             Self::Record | Self::Leaks | Self::Holders | Self::Ledger => true,
@@ -57,8 +57,9 @@ impl Action {
         }
     }
 
-    /// Returns whether the command loads the plugin, which stays until its lease ends if the command is killed.
-    pub(super) fn loads_plugin(self) -> bool {
+    /// Returns whether the command, if it is killed, may leave the plugin in the process. The plugin then stays until
+    /// its lease ends.
+    pub(super) fn can_leave_plugin(self) -> bool {
         match self {
             Self::Record | Self::Leaks | Self::Attach | Self::Detach => true,
             Self::Holders | Self::Ledger => false,
@@ -75,7 +76,7 @@ impl Action {
         }
     }
 
-    /// Returns the time after which the command is cancelled.
+    /// Returns the time after which the command is cancelled: 10 minutes besides its sampling.
     pub(super) fn time_limit(self) -> Duration {
         self.sampling_time().unwrap_or_default() + WORK_TIME
     }
@@ -100,8 +101,8 @@ mod tests {
 
     #[test]
     fn actions_that_only_read_load_no_plugin() {
-        assert!(Action::Leaks.loads_plugin());
-        assert!(!Action::Holders.loads_plugin());
-        assert!(!Action::Ledger.loads_plugin());
+        assert!(Action::Leaks.can_leave_plugin());
+        assert!(!Action::Holders.can_leave_plugin());
+        assert!(!Action::Ledger.can_leave_plugin());
     }
 }

@@ -71,11 +71,11 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Starts the command of an action on the process `pid`, whose name is `name`. The command runs in a process group
-    /// of its own, and writes its output and messages to files in memory.
+    /// Starts the command of `action` on the process `pid`, whose name is `name`; `program` is memprof's executable.
+    /// The command runs in a process group of its own, and writes its output and messages to files in memory.
     ///
     /// # Errors
-    /// No memory, descriptor or process is left.
+    /// The program cannot be executed, or no memory, descriptor or process is left.
     pub(super) fn start(
         program: &Path,
         id: u64,
@@ -89,7 +89,7 @@ impl Job {
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(messages.try_clone()?)
-            // A Ctrl-C for the server is passed on by it.
+            // Keeps the Ctrl-C of a terminal from the command: the server cancels its jobs itself.
             .process_group(0)
             .spawn()?;
         Ok(Self {
@@ -112,13 +112,13 @@ impl Job {
         self.end.is_none()
     }
 
-    /// Returns whether the command, if it is cancelled, leaves the process as it was.
+    /// Returns whether the command, if it is cancelled, undoes its changes to the process.
     pub(super) fn is_cancellable(&self) -> bool {
         self.action.is_cancellable()
     }
 
-    /// Asks a running command to end, once, by SIGTERM: it detaches from the process first. After SIGINT,
-    /// `leaks --prove --for` would still search the process.
+    /// Sends SIGTERM to a running command, once: the command detaches from the process, and ends. SIGINT would not do:
+    /// `leaks --prove --for` would then still search the process.
     pub(super) fn cancel(&mut self) {
         if self.end.is_some() || self.cancelled.is_some() {
             return;
@@ -128,7 +128,8 @@ impl Job {
         let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
     }
 
-    /// Reads whether the command has ended, and cancels it if it takes too long or writes too much.
+    /// Checks whether the command has ended, and records its end. Cancels a running command that takes too long or
+    /// writes too much, and kills it if it does not end then. Does not block.
     pub(super) fn poll(&mut self) {
         if self.end.is_some() {
             return;
@@ -136,10 +137,10 @@ impl Job {
         match self.child.try_wait() {
             Ok(None) => self.enforce_limits(),
             Ok(Some(status)) => {
-                // What it wrote at its end was not checked while it ran.
-                self.check_output();
+                // The command may have written more since the last check.
+                self.limit_output();
                 let state = match (self.exceeds, self.cancelled) {
-                    // It may have been done just before it was cancelled.
+                    // Also if cancelled: the command may have been done just before.
                     (None, _) if status.success() => JobState::Done,
                     (None, Some(_)) => JobState::Cancelled,
                     (_, _) => JobState::Failed,
@@ -150,10 +151,10 @@ impl Job {
         }
     }
 
-    /// Cancels a command that takes too long or writes too much. Kills one that did not end within [`CANCEL_TIME`]
-    /// after that, with the processes that it started.
+    /// Cancels a command that takes too long or writes too much. Kills a command that has not ended within
+    /// [`CANCEL_TIME`] (30 s) after it was cancelled, with the processes that it started.
     fn enforce_limits(&mut self) {
-        self.check_output();
+        self.limit_output();
         if self.start.elapsed() > self.action.time_limit() {
             self.exceeds.get_or_insert("it took too long");
         }
@@ -164,7 +165,7 @@ impl Job {
             .cancelled
             .is_some_and(|time| time.elapsed() > CANCEL_TIME)
         {
-            self.exceeds = Some(match self.action.loads_plugin() {
+            self.exceeds = Some(match self.action.can_leave_plugin() {
                 // The lease of the plugin then ends what the command changed.
                 true => {
                     "it was killed; the plugin may be in the process until its lease ends: Detach removes it now"
@@ -176,9 +177,9 @@ impl Job {
         }
     }
 
-    /// Checks the lengths of the page and of the messages. Records one that is too long as exceeded, and drops its
+    /// Checks the lengths of the page and of the messages. If one is too long, records the exceeded limit and drops the
     /// text.
-    fn check_output(&mut self) {
+    fn limit_output(&mut self) {
         let limits = [
             (&self.output, MAX_PAGE_BYTES, "its page is too large"),
             (&self.messages, MAX_LOG_BYTES, "its messages are too long"),
@@ -187,7 +188,8 @@ impl Job {
             let length = file.metadata().map_or(0, |metadata| metadata.len());
             if length > limit {
                 self.exceeds.get_or_insert(words);
-                // Else the memory stays for as long as the job is kept.
+                // Otherwise, the memory stays in use for as long as the job is kept. If this fails, only memory is
+                // lost.
                 let _ = file.set_len(0);
             }
         }
@@ -198,12 +200,12 @@ impl Job {
     pub(super) fn read_page(&self) -> Option<Vec<u8>> {
         let is_done = self.end.is_some_and(|(state, _)| state == JobState::Done);
         (is_done && self.action.has_page())
-            .then(|| read_start(&self.output, MAX_PAGE_BYTES))
+            .then(|| read_first_bytes(&self.output, MAX_PAGE_BYTES))
             .flatten()
             .filter(|page| !page.is_empty())
     }
 
-    /// Returns the job as the page shows it.
+    /// Returns the job's state, times and messages, as the page lists them.
     pub(super) fn row(&self) -> JobRow {
         let (state, elapsed) = match (self.end, self.cancelled) {
             (Some(end), _) => end,
@@ -223,22 +225,23 @@ impl Job {
         }
     }
 
-    /// Returns the text of the command for the page: the lines of its messages, as [`page_line`] returns them, and the
-    /// limit that it exceeded, if any. If a command without a page is done, its standard output comes first.
+    /// Returns the text of the command for the page: the lines of its messages, without phrases that only fit a
+    /// terminal, and the limit that it exceeded, if any. If a command without a page is done, its standard output comes
+    /// first.
     fn message_text(&self, state: JobState) -> String {
         let mut text = read_last_text(&self.messages);
         if !self.action.has_page() && state == JobState::Done {
             text.insert_str(0, &read_last_text(&self.output));
         }
-        let lines = text.lines().map(page_line);
+        let lines = text.lines().map(strip_cli_phrases);
         let lines: Vec<_> = lines.chain(self.exceeds).collect();
         lines.join("\n")
     }
 }
 
 /// Returns a line of a command's messages as the page shows it: without `memprof: ` and `note: ` at its start, and
-/// without the advice to pass an option, which the page cannot.
-fn page_line(line: &str) -> &str {
+/// without the advice to pass an option, because the page has no options.
+fn strip_cli_phrases(line: &str) -> &str {
     let line = line.strip_prefix("memprof: ").unwrap_or(line);
     let line = line.strip_prefix("note: ").unwrap_or(line);
     line.strip_suffix("; --sample-interval SIZE fixes that")
@@ -250,14 +253,15 @@ pub(super) fn create_memory_file() -> io::Result<File> {
     Ok(memfd_create("memprof-job", MemfdFlags::CLOEXEC)?.into())
 }
 
-/// Returns the last bytes of a file as text, up to [`MAX_MESSAGE_BYTES`]; empty if it cannot be read.
+/// Returns the last bytes of a file as text, up to [`MAX_MESSAGE_BYTES`] (16 KiB); empty if the file cannot be read.
 pub(super) fn read_last_text(file: &File) -> String {
-    let bytes = read_end(file, MAX_MESSAGE_BYTES).unwrap_or_default();
+    let bytes = read_last_bytes(file, MAX_MESSAGE_BYTES).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Reads the last bytes of a file, at most `limit`. `None` if they cannot be read.
-fn read_end(file: &File, limit: u64) -> Option<Vec<u8>> {
+/// Reads the last bytes of a file, at most `limit`. `None` if they cannot be read. Does not move the file's offset, at
+/// which the command still writes.
+fn read_last_bytes(file: &File, limit: u64) -> Option<Vec<u8>> {
     let length = file.metadata().ok()?.len();
     let read = length.min(limit);
     let mut bytes = vec![0; usize::try_from(read).ok()?];
@@ -265,9 +269,9 @@ fn read_end(file: &File, limit: u64) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Reads the first bytes of a file, at most `limit`. `None` if they cannot be read. Leaves the file's offset, at which
-/// the command goes on writing.
-pub(super) fn read_start(file: &File, limit: u64) -> Option<Vec<u8>> {
+/// Reads the first bytes of a file, at most `limit`. `None` if they cannot be read. Does not move the file's offset, at
+/// which the command still writes.
+pub(super) fn read_first_bytes(file: &File, limit: u64) -> Option<Vec<u8>> {
     let length = file.metadata().ok()?.len().min(limit);
     let mut bytes = vec![0; usize::try_from(length).ok()?];
     file.read_exact_at(&mut bytes, 0).ok()?;
@@ -342,7 +346,7 @@ mod tests {
 
     #[test]
     fn messages_have_no_words_for_the_shell() {
-        let check = |line: &str, expected: &str| assert_eq!(page_line(line), expected);
+        let check = |line: &str, expected: &str| assert_eq!(strip_cli_phrases(line), expected);
         check(
             "memprof: note: one sample per 4.00KiB, 607 in a second; --sample-interval SIZE fixes that",
             "one sample per 4.00KiB, 607 in a second",

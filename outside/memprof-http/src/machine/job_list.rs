@@ -44,7 +44,7 @@ struct JobListState {
 }
 
 impl JobList {
-    /// Creates an empty list; `program` is memprof's executable.
+    /// Creates an empty list; `program` is memprof's executable, which runs the jobs.
     pub(super) fn new(program: PathBuf) -> Self {
         Self {
             program,
@@ -52,25 +52,25 @@ impl JobList {
         }
     }
 
-    /// Locks the jobs, after an update of the state of each, which may cancel one that exceeds a limit.
-    fn lock_polled(&self) -> MutexGuard<'_, JobListState> {
+    /// Locks the list, and updates the state of each job, which may cancel a job that exceeds a limit.
+    fn lock_and_poll_jobs(&self) -> MutexGuard<'_, JobListState> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.jobs.iter_mut().for_each(Job::poll);
         state
     }
 
-    /// Starts a job. The oldest ended jobs are forgotten, so that up to `MAX_KEPT` are kept.
+    /// Starts a job, and returns its row. Drops the oldest ended jobs if there are more than `MAX_KEPT`.
     ///
     /// # Errors
-    /// Too many jobs run, one runs on the process already, the process has another name now, or the command cannot be
-    /// started.
+    /// Too many jobs run, another job runs on the process, the process has ended or has another name now, or the
+    /// command cannot be started.
     pub(super) fn start(&self, request: &JobRequest) -> Result<JobRow> {
         let JobRequest { pid, name, action } = request;
         if read_process_name(*pid).as_ref() != Some(name) {
             let message = format!("process {pid} is not {name} any more");
             return Err(Problem::not_found(message).remedy("look at the list again"));
         }
-        let mut state = self.lock_polled();
+        let mut state = self.lock_and_poll_jobs();
         let running = || state.jobs.iter().filter(|job| job.is_running());
         let busy = |message: String| {
             Problem::new(StatusCode::CONFLICT, "busy", message)
@@ -98,25 +98,25 @@ impl JobList {
         Ok(row)
     }
 
-    /// Updates the jobs until none runs, so that limits are enforced even if no page polls them.
+    /// Updates the jobs every 100 ms until none runs, so that limits are enforced even if no client requests the list.
     pub(super) async fn poll_until_done(&self) {
-        while self.lock_polled().jobs.iter().any(Job::is_running) {
+        while self.lock_and_poll_jobs().jobs.iter().any(Job::is_running) {
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
     /// Returns the jobs, newest first.
     pub(super) fn rows(&self) -> Vec<JobRow> {
-        let state = self.lock_polled();
+        let state = self.lock_and_poll_jobs();
         state.jobs.iter().rev().map(Job::row).collect()
     }
 
-    /// Cancels a job; one that has ended stays as it is.
+    /// Cancels a job, and returns its row. A job that has ended stays as it is.
     ///
     /// # Errors
-    /// There is no such job, or an interrupt would leave its work half done.
+    /// There is no such job, or its command would leave its work half done if it were interrupted.
     pub(super) fn cancel(&self, id: u64) -> Result<JobRow> {
-        let mut state = self.lock_polled();
+        let mut state = self.lock_and_poll_jobs();
         let mut jobs = state.jobs.iter_mut();
         let job = jobs
             .find(|job| job.id == id)
@@ -130,17 +130,20 @@ impl JobList {
         Ok(job.row())
     }
 
-    /// Cancels all running jobs, also those that cannot be cancelled one by one.
+    /// Cancels all running jobs, also those that a client may not cancel.
     pub(super) fn cancel_all(&self) {
-        self.lock_polled().jobs.iter_mut().for_each(Job::cancel);
+        self.lock_and_poll_jobs()
+            .jobs
+            .iter_mut()
+            .for_each(Job::cancel);
     }
 
-    /// Reads the page of a job.
+    /// Reads the page that a job's command wrote.
     ///
     /// # Errors
-    /// There is no such job, or it has no page.
+    /// There is no such job, or it is not done, or its command wrote no page.
     pub(super) fn read_page(&self, id: u64) -> Result<Vec<u8>> {
-        let state = self.lock_polled();
+        let state = self.lock_and_poll_jobs();
         let job = state.jobs.iter().find(|job| job.id == id);
         let job = job.ok_or_else(|| no_job_error(id))?;
         job.read_page().ok_or_else(|| {
@@ -150,14 +153,14 @@ impl JobList {
     }
 }
 
-/// Returns the error for a job that does not exist.
+/// Returns the error 404 for the id of a job that does not exist or was dropped.
 fn no_job_error(id: u64) -> Problem {
     Problem::not_found(format!("there is no job {id}"))
         .remedy("look at the list again: only the last jobs are kept")
 }
 
 /// Reads the name of a process, as `memprof ps` lists it: `Name` in /proc/PID/status, where some characters are
-/// escaped. `None` if there is no such process.
+/// escaped. `None` if there is no such process, or the file is malformed.
 fn read_process_name(pid: u32) -> Option<String> {
     let status = fs::read(format!("/proc/{pid}/status")).ok()?;
     let status = String::from_utf8_lossy(&status);

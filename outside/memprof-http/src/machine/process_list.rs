@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 
-use super::job::{MAX_PAGE_BYTES, create_memory_file, read_last_text, read_start};
+use super::job::{MAX_PAGE_BYTES, create_memory_file, read_first_bytes, read_last_text};
 use crate::problem::{Problem, Result};
 
 /// Age up to which a list is shown again: it costs some CPU time for each process.
@@ -30,7 +30,7 @@ pub(super) struct ProcessList {
 }
 
 impl ProcessList {
-    /// Creates a list that is made at the first request; `program` is memprof's executable.
+    /// Creates the list, which is empty until the first request; `program` is memprof's executable.
     pub(super) fn new(program: PathBuf) -> Self {
         Self {
             program,
@@ -38,8 +38,8 @@ impl ProcessList {
         }
     }
 
-    /// Returns the list, at most [`MAX_AGE`] old, as the JSON of `memprof ps --all`. A failure is kept for that time,
-    /// too.
+    /// Returns the JSON of `memprof ps --all`, at most [`MAX_AGE`] (2 s) old. If the last result is older, runs the
+    /// command, and requests that come meanwhile wait for the new result. A failure is also kept for that time.
     ///
     /// # Errors
     /// The command fails, with its message.
@@ -59,10 +59,10 @@ impl ProcessList {
     }
 }
 
-/// Runs `command`, which lists the processes, and returns its output. Blocks.
+/// Runs `command`, which lists the processes, and returns its output, at most [`MAX_PAGE_BYTES`]. Blocks.
 ///
 /// # Errors
-/// The command cannot be started, fails, or takes longer than `limit`. It is then killed.
+/// The command cannot be started, fails, or takes longer than `limit`; then the command is killed.
 fn run_list_command(command: &mut Command, limit: Duration) -> Result<Vec<u8>> {
     let failed = |error: io::Error| Problem::internal(format!("failed to list processes: {error}"));
     let [output, messages] = [
@@ -81,9 +81,10 @@ fn run_list_command(command: &mut Command, limit: Duration) -> Result<Vec<u8>> {
             Some(status) => break status,
             None if start.elapsed() < limit => thread::sleep(POLL_PAUSE),
             None => {
-                // If it cannot be killed, it ends by itself.
+                // A failure changes nothing: the thread below waits for the end anyway.
                 let _ = child.kill();
-                // Not waited for here, because the kernel may keep it in the read of a file that does not come.
+                // Reaped by a thread: the kernel may hold the process in a read that does not return, even after
+                // SIGKILL.
                 thread::spawn(move || child.wait());
                 return Err(Problem::internal(format!(
                     "the list of processes took longer than {} s",
@@ -94,7 +95,7 @@ fn run_list_command(command: &mut Command, limit: Duration) -> Result<Vec<u8>> {
         }
     };
     match status.success() {
-        true => read_start(&output, MAX_PAGE_BYTES)
+        true => read_first_bytes(&output, MAX_PAGE_BYTES)
             .ok_or_else(|| Problem::internal("failed to read the list of processes")),
         false => Err(Problem::internal(read_last_text(&messages).trim())),
     }

@@ -18,9 +18,9 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// `linux/in.h`
 const IPPROTO_TCP: u8 = 6;
 
-/// Queries the kernel for the socket that is bound to `own` and connected to `other`. `None` if there is none. Finds a
-/// connection over IPv4 even if the program uses an IPv6 socket. Fails in sandboxes and on kernels without
-/// `sock_diag(7)`.
+/// Queries the kernel for the TCP socket that is bound to `own` and connected to `other`. `None` if there is no such
+/// socket. Finds a connection over IPv4 even if the program uses an IPv6 socket. Fails in sandboxes and on kernels
+/// without `sock_diag(7)`.
 pub(super) fn find_socket(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Socket>> {
     let flags = SocketFlags::CLOEXEC;
     let kernel = rustix::net::socket_with(
@@ -32,13 +32,14 @@ pub(super) fn find_socket(own: SocketAddr, other: SocketAddr) -> io::Result<Opti
     let request = build_request(own, other);
     let address = SocketAddrNetlink::new(0, 0);
     rustix::net::sendto(&kernel, &request, SendFlags::empty(), &address)?;
+    // 88 bytes for the header and `struct inet_diag_msg`, and room for attributes.
     let mut reply = [0; 512];
     // The kernel replies before sendto(2) returns.
     let (length, _) = rustix::net::recv(&kernel, &mut reply, RecvFlags::DONTWAIT)?;
     parse_reply(&reply[..length], &request)
 }
 
-/// Builds a `struct nlmsghdr` with a `struct inet_diag_req_v2`.
+/// Builds the query for one TCP socket, by its addresses: a `struct nlmsghdr` with a `struct inet_diag_req_v2`.
 fn build_request(own: SocketAddr, other: SocketAddr) -> Vec<u8> {
     // 16 bytes of the header, 56 of the request.
     let mut bytes = Vec::with_capacity(72);
@@ -76,9 +77,9 @@ fn padded_octets(address: SocketAddr) -> [u8; 16] {
     octets
 }
 
-/// Parses a `struct inet_diag_msg`. `None` if the kernel found no socket, or its ports and addresses are not the
-/// request's: the kernel may reply with the socket that would accept such a connection. Fails with the kernel's error,
-/// or if the reply is truncated.
+/// Parses the kernel's reply, a `struct inet_diag_msg`. `None` if the kernel found no socket, or a socket with other
+/// ports or addresses than the request: the kernel may reply with the listening socket that would accept such a
+/// connection. Fails with the kernel's error, or if the reply is truncated.
 fn parse_reply(reply: &[u8], request: &[u8]) -> io::Result<Option<Socket>> {
     const ADDRESSES: std::ops::Range<usize> = 4..40;
     let truncated = || io::Error::from(io::ErrorKind::UnexpectedEof);

@@ -10,8 +10,8 @@ use super::Socket;
 /// sockets open and close.
 const ATTEMPTS: usize = 3;
 
-/// Searches /proc for the socket that is bound to `own` and connected to `other`. `None` if it is in no table after
-/// [`ATTEMPTS`] searches. Blocks.
+/// Searches /proc for the TCP socket that is bound to `own` and connected to `other`. `None` if it is in no table after
+/// [`ATTEMPTS`] searches: one search can skip a line while other sockets open and close. Blocks.
 pub(super) fn find_socket(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Socket>> {
     for _ in 0..ATTEMPTS {
         if let (Some(own), Some(other)) = (table_address_v4(own), table_address_v4(other))
@@ -31,7 +31,8 @@ pub(super) fn find_socket(own: SocketAddr, other: SocketAddr) -> io::Result<Opti
     Ok(None)
 }
 
-/// Searches one table for a pair of formatted addresses. `None` if it is not there, or the kernel lacks the table.
+/// Searches the table at `path` for a socket with both formatted addresses. `None` if the table has no such line, the
+/// line is malformed, or the kernel lacks the table.
 fn find_socket_in_table(path: &str, own: &str, other: &str) -> io::Result<Option<Socket>> {
     match File::open(path) {
         Ok(table) => find_socket_in_lines(BufReader::with_capacity(256 << 10, table), own, other),
@@ -41,8 +42,8 @@ fn find_socket_in_table(path: &str, own: &str, other: &str) -> io::Result<Option
     }
 }
 
-/// Searches the lines of a table for a pair of formatted addresses. `None` if it is not there, or its line is
-/// malformed.
+/// Searches the lines of a table for a socket with both formatted addresses. `None` if there is no such line, or the
+/// line is malformed.
 fn find_socket_in_lines(
     mut table: impl BufRead,
     own: &str,
@@ -53,6 +54,7 @@ fn find_socket_in_lines(
         line.clear();
         table.read_line(&mut line)? > 0
     } {
+        // The first field is the number of the line.
         let mut fields = line.split_ascii_whitespace().skip(1);
         if fields.next() == Some(own) && fields.next() == Some(other) {
             return Ok(parse_socket(fields));
@@ -71,7 +73,8 @@ fn parse_socket<'a>(mut fields: impl Iterator<Item = &'a str>) -> Option<Socket>
     })
 }
 
-/// Formats an address as in the table of IPv4: `0100007F:1F90`. `None` for an IPv6 address.
+/// Formats an address as in the table of IPv4: `0100007F:1F90`. The kernel prints the four bytes as one number in its
+/// own byte order. `None` for an IPv6 address.
 fn table_address_v4(address: SocketAddr) -> Option<String> {
     let IpAddr::V4(ip) = address.ip() else {
         return None;
@@ -80,7 +83,8 @@ fn table_address_v4(address: SocketAddr) -> Option<String> {
     Some(format!("{word:08X}:{:04X}", address.port()))
 }
 
-/// Formats an address as in the table of IPv6; an IPv4 address as the mapped one.
+/// Formats an address as in the table of IPv6: as four numbers of four bytes, each in the kernel's byte order. An IPv4
+/// address becomes an IPv4-mapped one.
 fn table_address_v6(address: SocketAddr) -> String {
     let octets = match address.ip() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),

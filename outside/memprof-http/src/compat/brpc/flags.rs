@@ -27,8 +27,8 @@ const FLAGS: [(&str, &str); 3] = [
     ),
 ];
 
-/// Serves a table of all flags. Replies with brpc's error if the parameter `setvalue` is there: setting a flag needs
-/// its name in the path.
+/// Serves a table of all flags. If the query has the parameter `setvalue`, replies with brpc's error instead: a flag to
+/// set must be named in the path.
 pub(super) async fn serve_flags(
     RequestHost(host): RequestHost,
     query: QueryParameters,
@@ -46,7 +46,7 @@ pub(super) struct Flag {
 }
 
 /// Serves the flags whose names match the list of names and patterns in the path. With the parameter `setvalue`, sets
-/// the one flag of that name instead; brpc's errors for this have a status of 403 or 404.
+/// the flag in the path instead: replies with brpc's error 404 if there is no such flag, or 403 if it cannot be set.
 pub(super) async fn serve_or_set_flag(
     RequestHost(host): RequestHost,
     Path(Flag { flag }): Path<Flag>,
@@ -78,12 +78,13 @@ fn matches_any_pattern(name: &str, list: &str) -> bool {
         .any(|pattern| matches_pattern(name.as_bytes(), pattern.as_bytes()))
 }
 
-/// Returns whether a pattern matches a whole name. `*` stands for any bytes, also none, and `$` for any one byte.
+/// Returns whether a pattern matches the whole name. `*` stands for any bytes, also none, and `$` for any one byte.
 fn matches_pattern(name: &[u8], pattern: &[u8]) -> bool {
     // `is_match[n]`: whether the pattern so far matches the first `n` bytes of the name.
     let mut is_match = vec![false; name.len() + 1];
     is_match[0] = true;
     for &wanted in pattern {
+        // Whether the pattern without `wanted` matches one byte less of the name.
         let mut before = false;
         for length in 0..is_match.len() {
             let is_byte = length > 0 && (wanted == b'$' || wanted == name[length - 1]);
@@ -98,13 +99,13 @@ fn matches_pattern(name: &[u8], pattern: &[u8]) -> bool {
 }
 
 /// Sends the message for which the flag stands: `activate` or `deactivate` for `je_prof_active`, `dump` for
-/// `je_prof_dump`, and for any other one `reset`, with the value as log2 of the sample interval. Fails if the value is
-/// invalid, or with the plugin's error.
+/// `je_prof_dump`, and for any other flag `reset`, with the value as log2 of the sample interval in bytes. Fails if the
+/// value is invalid, or with the plugin's error.
 async fn set_flag(host: &Gateway, flag: &str, value: &str) -> Result<()> {
     match (flag, value) {
-        ("je_prof_active", _) => match parse_switch(value) {
-            Some(true) => host.send_ok("activate", &[]).await,
-            Some(false) => host.send_ok("deactivate", &[]).await,
+        ("je_prof_active", _) => match parse_gflags_bool(value) {
+            Some(true) => host.send_and_check("activate", &[]).await,
+            Some(false) => host.send_and_check("deactivate", &[]).await,
             None => Err(Problem::invalid(format!(
                 "{value:?} is neither true nor false"
             ))),
@@ -114,12 +115,12 @@ async fn set_flag(host: &Gateway, flag: &str, value: &str) -> Result<()> {
             Err(Problem::invalid(format!("{value:?} is no integer")))
         }
         ("je_prof_dump", _) => host.take_dump().await.map(drop),
-        _ => host.send_ok("reset", &[("lg_sample", value)]).await,
+        _ => host.send_and_check("reset", &[("lg_sample", value)]).await,
     }
 }
 
-/// Parses a boolean in all spellings of gflags, in upper or lower case. `None` if it is none of them.
-fn parse_switch(value: &str) -> Option<bool> {
+/// Parses a boolean in all spellings of gflags, in upper or lower case. `None` for any other text.
+fn parse_gflags_bool(value: &str) -> Option<bool> {
     let spells = |words: [&str; 5]| words.iter().any(|word| value.eq_ignore_ascii_case(word));
     match (
         spells(["1", "t", "true", "y", "yes"]),
@@ -131,8 +132,8 @@ fn parse_switch(value: &str) -> Option<bool> {
     }
 }
 
-/// Serves a table of the flags that `is_wanted` accepts, with their values. The sample interval is that of the first
-/// allocator.
+/// Serves a table of the flags whose names `is_wanted` accepts, with their values. The sample interval is that of the
+/// first allocator.
 async fn serve_flag_table(host: &Gateway, is_wanted: impl Fn(&str) -> bool) -> Result<Response> {
     let status = host.status().await?;
     let first = status.allocators.first().and_then(|each| each.jemalloc);
@@ -161,7 +162,8 @@ mod tests {
 
     #[test]
     fn switches_have_all_spellings_of_gflags() {
-        let check = |value: &str, expected| assert_eq!(parse_switch(value), expected, "{value}");
+        let check =
+            |value: &str, expected| assert_eq!(parse_gflags_bool(value), expected, "{value}");
         check("true", Some(true));
         check("TRUE", Some(true));
         check("t", Some(true));

@@ -11,8 +11,8 @@ use crate::report_query::ReportQuery;
 use crate::request_arguments::QueryParameters;
 use crate::request_host::RequestHost;
 
-/// Serves a report of a new or a kept heap profile. Browsers are redirected to the page that shows it, unless they
-/// request `console`.
+/// Serves a report of a new or a kept heap profile. Browsers are redirected to memprof's page, which shows the same
+/// report, unless the query has the parameter `console`.
 pub(super) async fn serve_heap(
     RequestHost(host): RequestHost,
     headers: HeaderMap,
@@ -40,8 +40,7 @@ pub(super) async fn serve_growth(
     }
 }
 
-/// Returns the reply of brpc's pages if a profiler is off, with the reason. The replies below `/pprof` have another
-/// text.
+/// Returns the reply of brpc's pages below `/hotspots` if `profiler` is off, with `problem` as the reason.
 fn profiler_off_error(profiler: &str, problem: &Problem) -> Response {
     let reason = problem.reason();
     let body = format!("Error: {profiler} profiler is not enabled.\n{reason}\n");
@@ -49,8 +48,8 @@ fn profiler_off_error(profiler: &str, problem: &Problem) -> Response {
 }
 
 /// Renders the kept dump in the parameter `view` or, without it, a new dump that is taken with the arguments `kind`. If
-/// there is the parameter `base`, that dump is subtracted. `display_type` selects the format: by default a graph for
-/// graphviz, which scripts pipe to dot. For an unknown one, replies with brpc's error.
+/// the query has the parameter `base`, the kept dump with that id is subtracted. `display_type` selects the format: by
+/// default a graph for graphviz, which scripts pipe to dot. For an unknown format, replies with brpc's error.
 async fn serve_report(
     host: &Gateway,
     query: &QueryParameters,
@@ -78,8 +77,8 @@ async fn serve_report(
     view.render_kept_dump(host, &dump.fields.largest.id).await
 }
 
-/// Returns the relative address at which memprof's page shows the same report. Ids with unexpected characters are left
-/// out.
+/// Returns the address, relative to this path, at which memprof's page shows the dumps in the parameters `view` and
+/// `base`. Leaves out ids with unexpected characters: the address is sent in a header.
 fn page_address(query: &QueryParameters) -> String {
     let is_id = |id: &&str| id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'.');
     let state = ["view", "base"].into_iter().filter_map(|key| {

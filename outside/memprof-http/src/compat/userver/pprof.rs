@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
-use super::{Command, control_jemalloc, mallctl_error};
+use super::{Command, mallctl_error, run_jemalloc_command};
 use crate::compat::command_line::read_command_line;
 use crate::compat::pprof_heap::serve_pprof_heap;
 use crate::compat::symbol::{self, MAX_BODY_BYTES};
@@ -35,7 +35,7 @@ const COMMANDS: [&str; 10] = [
 const PROFILING_UNAVAILABLE: &str = "'jemalloc' profiling is not available because the service \
     was not started with a 'MALLOC_CONF' environment variable that contain 'prof:true'\n";
 
-/// Returns the routes of the commands. A slash may follow a path.
+/// Returns the routes of the commands, each also with a slash at its end.
 pub(super) fn routes() -> Router<SharedHosts> {
     let commands = get(serve_page)
         .post(run_command)
@@ -54,6 +54,7 @@ async fn serve_page(
 ) -> Result<Response> {
     let page = match command.as_str() {
         "heap" => serve_pprof_heap(&host, &headers).await,
+        // Empty options request jemalloc's full report.
         "stat" => host.stats_text(Some("")).await.map(String::into_response),
         "cmdline" => read_command_line(&host).await.map(String::into_response),
         "symbol" => Ok(symbol::SYMBOLS.into_response()),
@@ -63,8 +64,8 @@ async fn serve_page(
     with_userver_errors(&command, page)
 }
 
-/// Runs the command of a POST: `symbol`, or one that changes something or reads statistics. The pages `heap` and
-/// `cmdline` take only GET.
+/// Runs the command in the path of a POST: `symbol`, or one that changes something or reads statistics. Replies with
+/// status 405 to `heap` and `cmdline`, which take only GET, and with 404 to an unknown command.
 async fn run_command(
     RequestHost(host): RequestHost,
     Path(Command { command }): Path<Command>,
@@ -74,7 +75,7 @@ async fn run_command(
     match command.as_str() {
         "symbol" => serve_symbols(&host, &body).await,
         "heap" | "cmdline" => Ok(method_not_allowed_error(&Method::POST)),
-        other => match control_jemalloc(&host, other, &query).await {
+        other => match run_jemalloc_command(&host, other, &query).await {
             Ok(Some(reply)) => Ok(reply),
             Ok(None) => Ok(unsupported_command_error()),
             Err(problem) => with_userver_errors(other, Err(problem)),
@@ -82,8 +83,8 @@ async fn run_command(
     }
 }
 
-/// Returns `reply`, but an error of the plugin as userver's reply: status 503 if profiling is off for `enable` and
-/// `heap`, else status 500. Other errors are returned as they are.
+/// Returns `reply`, but replaces an error of the plugin by userver's reply: status 503 if profiling is off for `enable`
+/// and `heap`, else status 500. Errors that are not the plugin's are returned as they are.
 fn with_userver_errors(command: &str, reply: Result<Response>) -> Result<Response> {
     match reply {
         Err(problem) if problem.is_profiling_off() && matches!(command, "enable" | "heap") => {
@@ -113,13 +114,13 @@ async fn serve_symbols(host: &Gateway, body: &[u8]) -> Result<Response> {
     }
 }
 
-/// Returns the reply for a method that the command does not take.
+/// Returns the reply 405 for a method that the command does not take.
 fn method_not_allowed_error(method: &Method) -> Response {
     let body = format!("Unsupported method for this command: {method}\n");
     (StatusCode::METHOD_NOT_ALLOWED, body).into_response()
 }
 
-/// Returns the reply for an unknown command.
+/// Returns the reply 404 for an unknown command, with a list of the commands.
 fn unsupported_command_error() -> Response {
     let commands = COMMANDS.map(|command| format!("'{command}'")).join(", ");
     let body = format!("Unsupported command. Supported commands are: {commands}\n");
