@@ -46,13 +46,14 @@ const STORE_RETRY_DELAY: Duration = Duration::from_secs(10);
 /// Prefix of the names of unreachable hosts.
 const UNREACHABLE_PREFIX: &str = "not reached: ";
 
-/// Runs `memprof agent`, once or until a signal ends it. Fails if the spool or the store cannot be opened.
+/// Runs `memprof agent`: once with `--once`, else until a signal ends it. Fails if the configuration is invalid, or the
+/// spool or the store cannot be opened.
 pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     let config = Config::read(&args.store)?.with_bus_args(&args.bus);
     let mut agent = Agent {
         spool: Spool::open(&config.spool)?,
         store: Arc::new(ProfileStore::open(&config.store)?),
-        machine: MachineInfo::new(config.labels.clone()),
+        machine: MachineInfo::read(config.labels.clone()),
         config,
         attachments: Attachments::new(),
         naming: Naming::default(),
@@ -85,10 +86,10 @@ struct Agent {
 }
 
 impl Agent {
-    /// Takes a profile of each host, and moves all to the store. Returns exit code 1 if a host failed. Fails if no host
-    /// is running (exit code 5), or the spool or the store fails.
+    /// Takes a profile of each host that the policy selects, and moves all profiles to the store. Returns exit code 1
+    /// if a host failed. Fails if there is no such host (exit code 5), or the spool or the store fails.
     fn run_once(&mut self) -> anyhow::Result<ExitCode> {
-        let hosts = self.discover_hosts();
+        let hosts = self.discover_selected_hosts();
         let mut failed = false;
         let mut profiles = 0;
         for (host, rule) in &hosts {
@@ -108,9 +109,10 @@ impl Agent {
         Ok(u8::from(failed).into())
     }
 
-    /// Takes profiles, serves requests, and maintains the store until a signal ends the agent; then detaches from the
-    /// processes and moves the profiles to the store. Errors of single hosts and of the store are reported, and do not
-    /// end it.
+    /// Takes profiles by the policy, handles requests for dumps, and maintains the store until a signal ends the agent.
+    /// Then detaches from the processes to which the agent has attached, and moves the profiles to the store. Errors of
+    /// single hosts and of the store are only reported. Fails if the threads cannot be started, or the spool cannot be
+    /// read or written.
     fn run_until_signal(&mut self) -> anyhow::Result<ExitCode> {
         let (send, events) = channel();
         notify_on_signal(send.clone())?;
@@ -126,11 +128,11 @@ impl Agent {
         loop {
             let now = Uptime::now();
             self.attach_to_programs();
-            for (host, rule) in self.discover_hosts() {
+            for (host, rule) in self.discover_selected_hosts() {
                 if Uptime::now() >= pause_until && self.start_period_if_due(&host, &rule) {
                     let start = std::time::Instant::now();
                     let dump = self.dump_to_spool(&host, &rule);
-                    pause_until = Uptime::now().after(rule.pause_after(start.elapsed()));
+                    pause_until = Uptime::now().plus(rule.pause_after(start.elapsed()));
                     self.report_change(self.describe_host(&host), dump.map(drop));
                 }
             }
@@ -147,7 +149,7 @@ impl Agent {
                         self.machine.clock_offset_ms = drained.clock_offset_ms;
                     }
                     Ok(_) => {}
-                    Err(_) => store_retry_at = Uptime::now().after(STORE_RETRY_DELAY),
+                    Err(_) => store_retry_at = Uptime::now().plus(STORE_RETRY_DELAY),
                 }
                 self.report_change("the store".to_owned(), drained.map(drop));
             }
@@ -158,7 +160,7 @@ impl Agent {
             match events.recv_timeout(POLL_INTERVAL) {
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(AgentEvent::DumpRequested(request)) => {
-                    // Requests that arrived meanwhile get the same profiles.
+                    // Also handles the requests that have arrived since, with the same profiles.
                     if self.handle_dump_requests(request, &events) {
                         break;
                     }
@@ -169,7 +171,7 @@ impl Agent {
         self.detach_all();
         let attempts = self.attachments.wait_for_attempts();
         self.report_attempts(attempts);
-        // Detaches from the processes whose attempt to attach has ended since the first call.
+        // Once more, for the processes whose attempt to attach has ended since the first call.
         self.detach_all();
         // Profiles that do not reach the store now stay in the spool for the next agent.
         self.flush_batch()?;
@@ -179,9 +181,9 @@ impl Agent {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Discovers the hosts that a rule of the policy names and whose processes are in the rule's share, each with its
-    /// rule. Reports unreachable hosts, and drops the state of hosts that have ended.
-    fn discover_hosts(&mut self) -> Vec<(RunningHost, ServiceRule)> {
+    /// Discovers the hosts that the policy selects: a rule names the service, and the process is in the rule's share.
+    /// Returns each with its rule. Reports unreachable hosts, and drops the state of hosts that have ended.
+    fn discover_selected_hosts(&mut self) -> Vec<(RunningHost, ServiceRule)> {
         let found = discover_hosts(DiscoveryScope::AllProcesses, |_| ());
         let name = |one: &UnreachableHost| {
             let pid = one.pid.map(|pid| format!("{pid}, ")).unwrap_or_default();
@@ -211,8 +213,8 @@ impl Agent {
         hosts
     }
 
-    /// Returns whether a host is due for a dump; if so, starts its next period. A host that was just discovered is
-    /// recorded, and not due.
+    /// Returns whether a host is due for a dump by its rule; if so, starts the next period. A host that was discovered
+    /// just now is not due: its first period starts.
     fn start_period_if_due(&mut self, host: &RunningHost, rule: &ServiceRule) -> bool {
         let instance = self.machine.process_key(host);
         let now = Uptime::now();
@@ -224,8 +226,9 @@ impl Agent {
         is_due
     }
 
-    /// Takes a profile of a host, and writes it to the spool. Returns the bytes in use. If functions cannot be named,
-    /// that is reported, and the profile has their offsets. Fails if the spool is full, or the host cannot be profiled.
+    /// Takes a profile of a host, writes it to the spool, and prints a line about it. Returns the bytes in use. If
+    /// functions cannot be named, reports that, and the profile has their offsets. Fails if more than `spool_limit`
+    /// bytes wait in the spool, the host cannot be profiled, or the spool cannot be written.
     fn dump_to_spool(&mut self, host: &RunningHost, rule: &ServiceRule) -> anyhow::Result<i64> {
         let pending = self.spool.pending_bytes()?;
         anyhow::ensure!(
@@ -253,7 +256,7 @@ impl Agent {
         Ok(bytes)
     }
 
-    /// Returns a host as messages name it, by service, machine and process id: `shop web1/42`.
+    /// Returns the name of a host for messages: service, machine and process id, as `shop web1/42`.
     fn describe_host(&self, host: &RunningHost) -> String {
         format!(
             "{} {}/{}",
@@ -263,8 +266,8 @@ impl Agent {
         )
     }
 
-    /// Forgets which stacks are stored if the store was emptied or replaced after they were written. Forgets them also
-    /// if the store does not reply: stacks that are written twice are better than missing ones.
+    /// Forgets which stacks are in the store if it was emptied or replaced since. Also forgets them if the store does
+    /// not reply: stacks that are written twice are better than missing ones.
     fn forget_stacks_of_other_store(&mut self) {
         if self.stored_stacks.is_empty() {
             return;
@@ -295,14 +298,16 @@ impl Agent {
         })?;
         // Only stacks in complete files count as stored.
         self.stored_stacks.extend(new_stacks.into_inner());
-        // Only the stacks of this hour are kept, which bounds the set. One of a past hour is at worst written twice.
+        // Only the stacks of this hour are kept, which bounds the set. At worst, a stack of a past hour is written
+        // twice.
         let hour = Instant::now().hour();
         self.stored_stacks.retain(|(stored, _)| *stored == hour);
         Ok(())
     }
 
-    /// Reports the outcome of a subject's work, where a subject is a text such as `the store`: an error when it begins
-    /// and, at doubling intervals, while it recurs; and a success after errors.
+    /// Prints changes in the outcome of recurring work. `subject` is a text that names the work or its object, such as
+    /// `the store`. An error is printed when it begins and, while it recurs, at doubling intervals; the first success
+    /// after errors is printed, too.
     fn report_change(&mut self, subject: String, outcome: anyhow::Result<()>) {
         match outcome {
             Ok(()) if self.errors.clear(&subject) => note(&format!("{subject}: works again")),
@@ -319,7 +324,8 @@ impl Agent {
     }
 }
 
-/// Starts a thread that sends [`AgentEvent::End`] on SIGTERM, SIGINT or SIGHUP.
+/// Starts a thread that sends [`AgentEvent::End`] on the first SIGTERM, SIGINT or SIGHUP. Fails if the signals cannot
+/// be handled.
 fn notify_on_signal(send: Sender<AgentEvent>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -63,9 +63,9 @@ impl Attachments {
         }
     }
 
-    /// Starts to attach to every process that a rule names and that is not among `hosts`, a few at a time.
-    /// After a failure, a process is tried again after the rule's period. Returns the results of attempts
-    /// that ended since the last call.
+    /// Starts to attach to every process that a rule names, at most [`MAX_ATTEMPTS`] at a time. `hosts` are the ids of
+    /// processes that have the plugin already. After a failure, a process is tried again after the rule's period.
+    /// Returns the results of attempts that ended since the last call. Fails if /proc cannot be read.
     pub(crate) fn start_attempts(
         &mut self,
         rules: &[ServiceRule],
@@ -87,9 +87,9 @@ impl Attachments {
         Ok(attempts)
     }
 
-    /// Lists the processes to attach to now, which are those that a rule names. Leaves out processes that have the
-    /// plugin, are outside the rule's share, are being attached to, or failed less than the rule's period ago. Drops
-    /// the state of processes that have ended.
+    /// Lists the processes to attach to now: those that a rule names. Leaves out processes that have the plugin
+    /// (`hosts`), are outside the rule's share, are being attached to, or failed less than the rule's period ago. Drops
+    /// the state of processes that have ended. Fails if /proc cannot be read.
     fn list_candidates(
         &mut self,
         rules: &[ServiceRule],
@@ -141,8 +141,8 @@ impl Attachments {
         });
     }
 
-    /// Records the result of an attempt, so that a failed one is repeated only after a period. Returns it with the
-    /// process's name.
+    /// Records the result of an attempt, so that a failed attempt is repeated only after a period. Returns the result
+    /// with the process's name.
     fn record_result(&mut self, (candidate, attempt): AttemptResult) -> Attempt {
         let AttachCandidate {
             instance,
@@ -157,8 +157,8 @@ impl Attachments {
         (name, attempt)
     }
 
-    /// Waits for running attempts, up to [`ATTEMPTS_TIMEOUT`]. Returns the results of all; those that still run then
-    /// are errors, and are forgotten.
+    /// Waits for running attempts, up to [`ATTEMPTS_TIMEOUT`] (30 s). Returns the results of all. An attempt that still
+    /// runs at the timeout has an error as its result, and is forgotten.
     pub(crate) fn wait_for_attempts(&mut self) -> Vec<Attempt> {
         let deadline = std::time::Instant::now() + ATTEMPTS_TIMEOUT;
         let mut attempts = Vec::new();
@@ -179,7 +179,8 @@ impl Attachments {
         attempts
     }
 
-    /// Detaches the plugin from every attached process that still runs, and forgets all of them. Returns the results.
+    /// Runs `memprof detach` for every attached process that still runs, one after the other, and forgets all attached
+    /// processes. Returns the results.
     pub(crate) fn detach_all(&mut self, machine: &MachineInfo) -> Vec<Attempt> {
         let attached = self.attached.drain();
         // Another process may have got the pid since.
@@ -212,7 +213,8 @@ fn list_programs() -> anyhow::Result<Vec<(u32, String)>> {
     Ok(programs.collect())
 }
 
-/// Runs `memprof`, preferably the one beside this program. Blocks until it ends. Fails with its error output.
+/// Runs `memprof`, preferably the one beside this program, and waits for its end. Fails with its error output if it
+/// cannot be started or fails.
 fn run_memprof(args: &[&str]) -> anyhow::Result<()> {
     let own = env::current_exe().context("failed to find this program")?;
     let sibling = own.with_file_name("memprof");

@@ -49,8 +49,8 @@ impl<'b> Columns<'b> {
         }
     }
 
-    /// Returns the counts of memprof's sampler in each row. `None` if the allocator sampled, or an older agent wrote no
-    /// counts. Fails if a column has another type.
+    /// Returns, for each row, the counts of memprof's own sampler. `None` for a row if the allocator sampled, or an
+    /// older agent wrote no counts. Fails if a column has another type.
     pub(crate) fn sampler_counts(&self) -> anyhow::Result<Vec<Option<SamplerCounts>>> {
         let mut rows = vec![[None; SamplerCounts::COLUMNS.len()]; self.0.num_rows()];
         for (index, name) in SamplerCounts::COLUMNS.into_iter().enumerate() {
@@ -157,8 +157,8 @@ impl<'b> TextColumn<'b> {
     }
 }
 
-/// Returns the texts of a column without a dictionary. `None` if it has another type or a null: rows are matched by
-/// their positions, so that none may be left out.
+/// Returns the texts of a column without a dictionary. `None` if the column has another type or a null: callers match
+/// rows by their positions, so no row may be left out.
 fn texts_without_null(column: &dyn Array) -> Option<impl Iterator<Item = &str>> {
     let texts = column.as_string_opt::<i32>()?;
     (texts.null_count() == 0).then(|| texts.iter().flatten())

@@ -33,7 +33,7 @@ pub(crate) struct CompactStats {
 /// read or written.
 pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
     let store = Arc::new(ProfileStore::open(&config.store)?);
-    let stats = compact(&store, Instant::now().before(GRACE_PERIOD))?;
+    let stats = compact(&store, Instant::now().minus(GRACE_PERIOD))?;
     print(&format!(
         "merged {} files into {}",
         stats.files, stats.merged_into
@@ -41,8 +41,9 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Merges the files of all hours that ended before `until`, and deletes the merged ones. Files that cannot be read are
-/// noted and left as they are. Fails if a request to the store fails.
+/// Merges the agents' files of each hour that ended before `until` into one, and deletes the merged ones. Files that
+/// cannot be read are named on stderr and left as they are. Returns the numbers of merged and of new files. Fails if a
+/// request to the store fails.
 pub(crate) fn compact(store: &Arc<ProfileStore>, until: Instant) -> anyhow::Result<CompactStats> {
     let mut stats = CompactStats::default();
     for table in Table::ALL {
@@ -71,9 +72,9 @@ pub(crate) fn compact(store: &Arc<ProfileStore>, until: Instant) -> anyhow::Resu
     Ok(stats)
 }
 
-/// Merges the files of an hour into the file with this number, and deletes them. Files that cannot be read are noted
-/// and left out. Returns the number of merged files; 0 if there was nothing to merge, or another agent has merged the
-/// hour since the files were listed. Fails if a request to the store fails.
+/// Merges files of an hour into the file with the number `number`, and deletes them. Files that cannot be read are
+/// named on stderr and left out. Returns the number of merged files; 0 if there was nothing to merge, or another agent
+/// has merged the hour since the files were listed. Fails if a request to the store fails.
 fn merge_hour(
     store: &Arc<ProfileStore>,
     table: Table,
@@ -98,8 +99,8 @@ fn merge_hour(
     };
     let name = format!("{}/{}/{number:05}.parquet", table.name(), hour.directory());
     if store.create(&name, bytes.into())? == CreateOutcome::Exists {
-        // The file may be this agent's, if the reply to its write was lost. The next run finds out from the sources
-        // that the file lists.
+        // This agent may have written the file, if the reply to an earlier attempt was lost. The next run sees that in
+        // the file's list of sources.
         note(&format!(
             "{name} was written meanwhile: that hour is looked at the next time"
         ));
@@ -112,8 +113,8 @@ fn merge_hour(
 }
 
 impl Rows {
-    /// Adds the rows of another file. `known` has the index in `self` of each context, found by process and time;
-    /// contexts that it lacks are added to both.
+    /// Adds the rows of another file. `known` has the index in `self` of each context, by process key and time; new
+    /// contexts are added to `self` and to `known`.
     fn add(&mut self, other: Self, known: &mut HashMap<(String, Instant), usize>) {
         let contexts: Vec<usize> = other
             .contexts

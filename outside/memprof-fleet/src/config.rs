@@ -46,6 +46,8 @@ pub(crate) struct Config {
 }
 
 impl Default for Config {
+    /// Returns the configuration without a file: store and spool are directories of this machine, profiles are kept for
+    /// 14 days, and one rule selects the hosts of all services.
     fn default() -> Self {
         let state = state_dir();
         Self {
@@ -63,9 +65,9 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads the configuration file. `--store` or else `MEMPROF_STORE` overrides its store, and `MEMPROF_NATS` the URL
-    /// of its NATS server. Without `--config`, a missing file means the defaults. Fails if the file cannot be read, or
-    /// is invalid (exit code 2).
+    /// Reads the configuration file. `--store`, else `MEMPROF_STORE`, overrides the store in the file, and
+    /// `MEMPROF_NATS` the URL of the NATS server. Without `--config`, a missing file means the defaults. Fails if the
+    /// file cannot be read, or is invalid (exit code 2).
     pub(crate) fn read(args: &StoreArgs) -> anyhow::Result<Self> {
         let path = args.config.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
         let mut config = match std::fs::read_to_string(path) {
@@ -91,7 +93,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Overrides the settings of the NATS server by those that the command line gives.
+    /// Overrides those settings of the NATS server that the command line gives.
     pub(crate) fn with_bus_args(mut self, bus: &BusArgs) -> Self {
         let BusArgs {
             nats,

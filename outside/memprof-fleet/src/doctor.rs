@@ -18,9 +18,9 @@ use crate::time::{Hour, Instant};
 /// Folder of objects for a test of the store.
 const PROBE_FOLDER: &str = "doctor";
 
-/// Runs `memprof fleet doctor`: reads all files of the store, tests its conditional writes, and checks whether the
-/// spool is full. Prints the findings; the exit code is 1 if there are any. Fails if a request to the store fails, or
-/// the spool cannot be read.
+/// Runs `memprof fleet doctor`: reads all files of the store, tests whether the store refuses to overwrite objects, and
+/// checks whether the spool is full. Prints the findings; the exit code is 1 if there are any. Fails if a request to
+/// the store fails, or the spool cannot be read.
 pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
     let mut findings = Vec::new();
     let pending = pending_bytes(&config.spool)?;
@@ -71,7 +71,7 @@ struct HourStacks {
 }
 
 impl StackNames {
-    /// Adds the stacks of a file: those of its samples, with their bytes, and those that it names.
+    /// Adds the stacks of a file of `hour`: those of its samples, with their bytes, and those that it names.
     fn add(&mut self, hour: &Hour, rows: &Rows) {
         let stacks = self.0.entry(hour.clone()).or_default();
         for (_, sample) in &rows.samples {
@@ -83,7 +83,7 @@ impl StackNames {
             .extend(rows.stacks.iter().map(|stack| stack.stack_id));
     }
 
-    /// Describes each hour with samples of stacks whose names are missing, with their number and bytes.
+    /// Describes each hour that has samples of stacks without names: the number of these stacks, and their bytes.
     fn findings(&self) -> impl Iterator<Item = String> {
         self.0.iter().filter_map(|(hour, HourStacks { sampled, named })| {
             let missing = sampled.iter().filter(|(id, _)| !named.contains(id));
@@ -101,8 +101,8 @@ impl StackNames {
     }
 }
 
-/// Tests with a temporary object whether the store refuses to create an object that exists: otherwise profiles may
-/// count twice. Returns `None` if it refuses, else a finding. Fails if a request fails.
+/// Tests with a temporary object whether the store refuses to create an object that exists. Returns a finding if it
+/// does not: profiles may then be lost or count twice. Returns `None` if it refuses. Fails if a request fails.
 fn probe_conditional_writes(store: &ProfileStore) -> anyhow::Result<Option<String>> {
     let name = format!(
         "{PROBE_FOLDER}/{}",

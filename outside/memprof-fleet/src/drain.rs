@@ -17,9 +17,9 @@ pub(crate) struct DrainStats {
     pub(crate) clock_offset_ms: Option<i64>,
 }
 
-/// Moves every file of the outbox to the store. A file leaves the spool only when the store shows an object with the
-/// same bytes: the reply to a write may be lost, and an existing object may be foreign. Fails if a request fails. An
-/// object with other bytes is an error, too, but only after the following files were moved.
+/// Moves every file that waits in the spool's outbox to the store. A file leaves the spool only when the store shows an
+/// object with the same bytes: the reply to a write may be lost, and an existing object may be foreign. Fails if a
+/// request fails. If the store has an object with other bytes, moves the remaining files and then fails.
 pub(crate) fn drain_spool(spool: &Spool, store: &ProfileStore) -> anyhow::Result<DrainStats> {
     let mut stats = DrainStats::default();
     let mut foreign = None;

@@ -29,9 +29,9 @@ struct Recurrence {
 }
 
 impl ErrorLog {
-    /// Counts an error of a subject. Returns the text of a line about it, `None` if no line is due. One is due for the
-    /// first error of a kind, and then at doubling intervals. Errors beyond [`MAX_ERRORS`] kinds of a subject count as
-    /// one kind.
+    /// Counts an error of a subject, such as `the store`. Returns the text of a line to print about it: for the first
+    /// error of a kind, and then at doubling intervals. `None` if no line is due. Errors beyond [`MAX_ERRORS`] kinds of
+    /// a subject count as one kind.
     pub(crate) fn record_error(
         &mut self,
         subject: &str,
@@ -48,7 +48,7 @@ impl ErrorLog {
             let first = Recurrence {
                 count: 0,
                 interval: FIRST_INTERVAL,
-                next_line: now.after(FIRST_INTERVAL),
+                next_line: now.plus(FIRST_INTERVAL),
             };
             errors.insert(kind, first);
             return Some(error.to_owned());
@@ -59,7 +59,7 @@ impl ErrorLog {
         }
         let count = std::mem::take(&mut known.count);
         known.interval = LAST_INTERVAL.min(known.interval * 2);
-        known.next_line = now.after(known.interval);
+        known.next_line = now.plus(known.interval);
         Some(match count {
             1 => error.to_owned(),
             count => format!("{error} ({count} times since the last line)"),
@@ -71,14 +71,14 @@ impl ErrorLog {
         self.subjects.remove(subject).is_some()
     }
 
-    /// Forgets the errors of the subjects for which `is_kept` is false.
+    /// Forgets the errors of the subjects for which `is_kept` returns false.
     pub(crate) fn retain(&mut self, mut is_kept: impl FnMut(&str) -> bool) {
         self.subjects.retain(|subject, _| is_kept(subject));
     }
 }
 
-/// Returns the words of an error's text, without those that contain a digit, such as times and the ids that S3 gives
-/// each request. So it is equal each time the error recurs.
+/// Returns the kind of an error: the words of its text, without those that contain a digit. Times, and the ids that S3
+/// gives each request, thus do not make a recurring error a new kind.
 fn error_kind(error: &str) -> String {
     let words = error.split(|c: char| !c.is_alphanumeric());
     let plain = words.filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
@@ -102,7 +102,7 @@ mod tests {
     ) -> Vec<u64> {
         let mut at = Vec::new();
         for second in (0..length).step_by(usize::try_from(step).unwrap()) {
-            let now = Uptime(0).after(Duration::from_secs(second));
+            let now = Uptime(0).plus(Duration::from_secs(second));
             if log.record_error("the store", &error(second), now).is_some() {
                 at.push(second);
             }
@@ -142,7 +142,7 @@ mod tests {
             log.record_error(
                 subject,
                 "refused",
-                Uptime(0).after(Duration::from_secs(seconds)),
+                Uptime(0).plus(Duration::from_secs(seconds)),
             )
         };
         assert_eq!(add("NATS", 0).unwrap(), "refused");

@@ -28,18 +28,21 @@ const SET: u8 = 10;
 const MAP: u8 = 11;
 const STRUCT: u8 = 12;
 
-/// Checks that a footer, without its length and magic number, can be parsed.
+/// Checks that the Parquet reader can parse a footer without overflowing the stack. `footer` is given without the
+/// length and magic number that follow it.
 ///
 /// # Errors
-/// It is damaged, its schema does not follow its version, or the schema has more than [`MAX_SCHEMA_ELEMENTS`].
+/// The footer is damaged, its schema does not follow its version, or the schema has more than [`MAX_SCHEMA_ELEMENTS`]
+/// elements.
 pub(crate) fn check_footer(footer: &[u8]) -> Result<()> {
     let mut rest = CompactReader(footer);
     let mut id = 0;
     let mut has_schema = false;
     while let Some((kind, next)) = rest.read_field_head(id)? {
         id = next;
-        // Before the schema, there is only what the parser certainly reads alike: it ignores the types of fields that it
-        // knows, cuts their numbers to 16 bits, and reads no byte of a boolean in a list. It skips a second schema.
+        // Before the schema, only the version is allowed, which this function and the parser surely read in the same
+        // way. Other fields they may not: the parser ignores the types of fields that it knows, cuts their numbers to
+        // 16 bits, and reads no byte of a boolean in a list. It skips a second schema.
         if !has_schema {
             ensure!(
                 matches!((id, kind), (VERSION, I32) | (SCHEMA, LIST)),
@@ -80,8 +83,8 @@ impl CompactReader<'_> {
         Ok(())
     }
 
-    /// Reads a number of up to 64 bits, seven of them in each byte, the lowest first. Fails if it has more, or at the
-    /// end of the footer.
+    /// Reads a number of up to 64 bits (a varint): each byte has seven bits, the lowest first, and a mark if more
+    /// follow. Fails if the number is larger, or the footer ends.
     fn read_number(&mut self) -> Result<u64> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
@@ -98,8 +101,9 @@ impl CompactReader<'_> {
         bail!("its footer has a number above 64 bits")
     }
 
-    /// Reads the head of the next field of a struct: its type and its number. `last` is the number of the field before,
-    /// 0 for the first one. `None` at the end of the struct. Fails at the end of the footer.
+    /// Reads the head of the next field of a struct. Returns the field's type and number; `None` at the end of the
+    /// struct. `last` is the number of the field before, 0 for the first one, because the head may store only the
+    /// difference. Fails at the end of the footer.
     fn read_field_head(&mut self, last: i64) -> Result<Option<(u8, i64)>> {
         let head = self.read_byte()?;
         if head == 0 {
@@ -116,7 +120,8 @@ impl CompactReader<'_> {
         Ok(Some((head & 0xf, id)))
     }
 
-    /// Reads the head of a list or set: the type of its elements, and their number. Fails at the end of the footer.
+    /// Reads the head of a list or set. Returns the type of its elements, and their number. Fails at the end of the
+    /// footer.
     fn read_list_head(&mut self) -> Result<(u8, u64)> {
         let head = self.read_byte()?;
         let count = match head >> 4 {
@@ -126,8 +131,8 @@ impl CompactReader<'_> {
         Ok((head & 0xf, count))
     }
 
-    /// Skips the value of a struct's field of type `kind`, as [`skip_value`](Self::skip_value) does. A boolean field
-    /// has no value: its type says whether it is true.
+    /// Skips the value of a struct's field of type `kind`. A boolean field has no value, because its type says whether
+    /// it is true. Fails if values are nested in more than `depth` levels, are truncated, or have an unknown type.
     fn skip_field(&mut self, kind: u8, depth: u32) -> Result<()> {
         match kind {
             TRUE | FALSE => Ok(()),
@@ -135,8 +140,8 @@ impl CompactReader<'_> {
         }
     }
 
-    /// Skips a value, with those within it. A boolean takes a byte here, as an element of a list, set or map. Fails if
-    /// values are nested in more than `depth` levels, are truncated, or have an unknown type.
+    /// Skips a value of type `kind`, with the values in it. A boolean takes a byte here, as an element of a list, set
+    /// or map. Fails if values are nested in more than `depth` levels, are truncated, or have an unknown type.
     fn skip_value(&mut self, kind: u8, depth: u32) -> Result<()> {
         let depth = depth
             .checked_sub(1)

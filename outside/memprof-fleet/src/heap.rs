@@ -24,7 +24,7 @@ pub(crate) struct Heap {
 
 impl Heap {
     /// Adds the heap of another allocator in the same process: sums the samples of equal stacks, and the counts of the
-    /// samplers. Its build id, if it has one, replaces that of this heap.
+    /// samplers. A build id in `other` replaces that of this heap.
     pub(crate) fn add(&mut self, other: Self) {
         if !other.build_id.is_empty() {
             self.build_id = other.build_id;
@@ -48,8 +48,8 @@ impl Heap {
     }
 }
 
-/// Reads a dump, and leaves out memprof's own stacks. Functions are symbolized from `sources`, or are offsets in their
-/// modules if that is `None`. Fails if the dump is malformed.
+/// Reads a dump, and leaves out the stacks of memprof's own allocations. Functions get their names from `sources`;
+/// without sources, they are offsets in their modules. Fails if the dump is malformed.
 pub(crate) fn read_heap(mut bytes: &[u8], sources: Option<&Sources>) -> anyhow::Result<Heap> {
     let input = Input {
         name: "the dump",
@@ -76,7 +76,7 @@ pub(crate) fn read_heap(mut bytes: &[u8], sources: Option<&Sources>) -> anyhow::
     })
 }
 
-/// Returns the counts of memprof's sampler. `None` if the dump has none, because the allocator sampled.
+/// Returns the counts of memprof's sampler in a dump. `None` if the dump has none, because the allocator sampled.
 fn sampler_counts(origin: &ProfileOrigin) -> Option<SamplerCounts> {
     let early_ends = origin.early_ends.iter().map(|each| each.samples);
     let early_ends = early_ends.fold(0, u64::saturating_add);
@@ -99,8 +99,8 @@ struct StackSums {
 }
 
 impl StackSums {
-    /// Adds the samples of a profile, summed by the names of their stacks. Drops a stack's allocations if one of its
-    /// samples is from a profile without allocations.
+    /// Adds the samples of a profile, summed by the names of their stacks. A sum has no allocations if one of its
+    /// samples has none.
     fn add(&mut self, symbolized: &SymbolizedProfile) {
         let origins = CodeOrigins::new(symbolized, &OriginRules::default());
         let profile = &symbolized.profile;
@@ -108,6 +108,7 @@ impl StackSums {
             let addresses = sample.stack;
             let frames = named_frames(symbolized, addresses);
             let id = stack_id(&frames);
+            // In the order of `SampleType`.
             let [alloc_objects, alloc_bytes, inuse_objects, inuse_bytes] = sample.values.0;
             let sample = Sample {
                 stack_id: id,
@@ -123,7 +124,7 @@ impl StackSums {
                 Entry::Vacant(new) => {
                     let stack = NamedStack {
                         stack_id: id,
-                        function: row_function(symbolized, addresses, &origins),
+                        function: attributed_function(symbolized, addresses, &origins),
                         frames,
                     };
                     new.insert((sample, stack));
@@ -132,7 +133,7 @@ impl StackSums {
         }
     }
 
-    /// Returns the samples and stacks, both sorted by stack id: a sample and its stack have one index.
+    /// Returns the samples and their stacks, both sorted by stack id: a stack has the index of its sample.
     fn into_parts(self) -> (Vec<Sample>, Vec<NamedStack>) {
         let mut rows: Vec<_> = self.by_stack.into_values().collect();
         rows.sort_by_key(|(sample, _)| sample.stack_id);
@@ -140,9 +141,9 @@ impl StackSums {
     }
 }
 
-/// Returns the name of the function to which a table attributes a stack: the leaf-most one of the highest code origin.
-/// Empty if the stack is empty.
-fn row_function(
+/// Returns the name of the function to which a table attributes a stack: of its functions with the highest code origin
+/// (the program's own before libraries, before others), the one nearest to the leaf. Empty if the stack is empty.
+fn attributed_function(
     symbolized: &SymbolizedProfile,
     stack: memprof_report::StackId,
     origins: &CodeOrigins,
@@ -157,7 +158,7 @@ fn row_function(
         .unwrap_or_default()
 }
 
-/// Returns the functions of a stack, root first, without the allocator's.
+/// Returns the named functions of a stack, root first, without the allocator's frames at its leaf.
 fn named_frames(symbolized: &SymbolizedProfile, stack: memprof_report::StackId) -> Vec<Frame> {
     let profile = &symbolized.profile;
     let depth = symbolized.depths[stack.0 as usize] as usize;

@@ -18,9 +18,9 @@ pub(crate) struct MachineInfo {
 }
 
 impl MachineInfo {
-    /// Reads this machine's name and id. `labels` are those of each of its profiles; the offset of its clock is not
-    /// known yet.
-    pub(crate) fn new(labels: BTreeMap<String, String>) -> Self {
+    /// Reads this machine's name and id. `labels` are stored in each profile of this machine. The offset of its clock
+    /// is unknown at first.
+    pub(crate) fn read(labels: BTreeMap<String, String>) -> Self {
         let name = rustix::system::uname()
             .nodename()
             .to_string_lossy()
@@ -33,23 +33,23 @@ impl MachineInfo {
         }
     }
 
-    /// Identifies a process across machines and restarts: HOST/PID.START.ID, START in clock ticks since boot (proc(5),
-    /// starttime), ID that of the machine. It is independent of the wall clock and of attachments. If the process has
-    /// ended, START is the time that the host reported.
+    /// Returns the key that identifies the host's process across machines and restarts: `HOST/PID.START.ID`, START in
+    /// clock ticks since boot (proc(5), starttime), ID that of the machine. The key does not depend on the wall clock
+    /// or on attachments. If the process has ended, START is the start time that the host reported.
     pub(crate) fn process_key(&self, host: &RunningHost) -> String {
         let start = read_start_ticks(host.pid).unwrap_or(host.info.started);
         self.process_key_from_start(host.pid, start)
     }
 
-    /// Returns the process key of any process of this machine, by its start in clock ticks since boot.
+    /// Returns the process key of any process of this machine; `start` is in clock ticks since boot.
     pub(crate) fn process_key_from_start(&self, pid: u32, start: u64) -> String {
         format!("{}/{pid}.{start}.{}", self.name, self.id)
     }
 }
 
-/// Returns the id of this machine, container and boot: the first 4 bytes of a hash. It covers machine-id(5), which
-/// copies of a machine share; the boot's random id (proc(5), `boot_id`), which containers of a machine share; and the
-/// pid namespace.
+/// Returns the id of this machine, container and boot, in hexadecimal: the first 4 bytes of a hash of three things.
+/// machine-id(5) is the same in copies of a machine, and the random id of the boot (proc(5), `boot_id`) in the
+/// containers of a machine; the pid namespace distinguishes containers.
 fn read_machine_id() -> String {
     let files = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
     // A missing file adds nothing to the hash.
@@ -71,7 +71,8 @@ fn read_machine_id() -> String {
         .collect()
 }
 
-/// Returns the start of a process, in clock ticks since boot (`starttime` of proc(5), stat). `None` if it has ended.
+/// Returns the start of a process, in clock ticks since boot (`starttime` of proc(5), stat). `None` if the process has
+/// ended, or the file is malformed.
 pub(crate) fn read_start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     let stat = String::from_utf8_lossy(&stat);

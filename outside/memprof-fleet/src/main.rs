@@ -57,7 +57,8 @@ use memprof_output::{FAILED, error_code};
 use args::{Args, Command, FleetCommand, ProcessArgs, TargetArgs};
 use config::Config;
 
-/// Runs the command of the arguments. Prints the help or the error of the parser, or the error of the command.
+/// Parses the command line and runs the command. Prints the help or the error of the parser, or the error of the
+/// command.
 fn main() -> ExitCode {
     match Args::try_parse() {
         Ok(args) => memprof_output::finish_command(run(&args), |error| exit_code_of(error).into()),
@@ -65,7 +66,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns the exit code that an error was given, or else 1.
+/// Returns the exit code that the error carries; 1 if it carries none.
 fn exit_code_of(error: &anyhow::Error) -> u8 {
     error_code(error).unwrap_or(FAILED)
 }

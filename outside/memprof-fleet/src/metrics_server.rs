@@ -11,8 +11,9 @@ use crate::config::Http;
 /// Most requests that wait for hosts at the same time.
 const MAX_BLOCKING_REQUESTS: usize = 16;
 
-/// Starts the server on a thread of its own, which runs as long as this program. Does nothing if the configuration has
-/// no address. Fails if the address cannot be listened on, or other machines could reach it without a token.
+/// Starts the server on a thread that runs as long as this program. Does nothing if the configuration has no address to
+/// listen on. Fails if the address or the token cannot be used, or other machines could reach the address without a
+/// token.
 pub(crate) fn serve_metrics(config: &Http) -> anyhow::Result<()> {
     let Some(listen) = config.listen.clone() else {
         return Ok(());
@@ -38,7 +39,7 @@ pub(crate) fn serve_metrics(config: &Http) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Converts an error of listening. It has exit code 2 if other machines could reach the address without a token.
+/// Converts an error of listening. The error has exit code 2 if other machines could reach the address without a token.
 fn listen_error(error: ListenError) -> anyhow::Error {
     match error {
         ListenError::Exposed(address) => with_exit_code(

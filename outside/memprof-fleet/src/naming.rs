@@ -36,8 +36,8 @@ pub(crate) struct Naming {
     stuck: HashMap<String, Child>,
 }
 
-/// Entry point of the child: reads a dump from stdin, and writes its symbolized [`Heap`] to stdout as JSON. Limits its
-/// own memory, and writes no core file.
+/// Runs the child process that symbolizes: reads a dump from stdin, and writes its [`Heap`] to stdout as JSON. First
+/// limits this process's memory, and disables core files.
 pub(crate) fn run_child(args: &NameArgs) -> anyhow::Result<ExitCode> {
     let limit = |bytes| Rlimit {
         current: Some(bytes),
@@ -54,22 +54,22 @@ pub(crate) fn run_child(args: &NameArgs) -> anyhow::Result<ExitCode> {
 }
 
 impl Naming {
-    /// Symbolizes a dump of process `pid` in a child process. Blocks up to [`NAMING_TIMEOUT`]. `instance` is the
-    /// process key. An error is a sentence that says why there are no names.
+    /// Symbolizes a dump of process `pid` in a child process, and waits for it up to [`NAMING_TIMEOUT`] (20 s).
+    /// `instance` is the process key. An error is a sentence that says why there are no names.
     pub(crate) fn symbolize(
         &mut self,
         instance: &str,
         pid: u32,
         dump: &Arc<Vec<u8>>,
     ) -> Result<Heap, String> {
-        // This link leads to the running program even after an update has replaced its file.
+        // This link leads to the running executable even if an update has replaced its file.
         let mut child = Command::new("/proc/self/exe");
         child.arg("name").arg(pid.to_string());
         self.symbolize_with(instance, &mut child, dump, NAMING_TIMEOUT)
     }
 
-    /// Symbolizes a dump by the process that `child` starts, and kills that after `timeout`. Fails if an earlier child
-    /// for this process is still stuck, or if this one cannot be started, fails, or exceeds a limit.
+    /// Starts `child`, which symbolizes a dump, and kills it after `timeout`. Fails if an earlier child for the same
+    /// process is still stuck, or if `child` cannot be started, fails, or exceeds a limit.
     fn symbolize_with(
         &mut self,
         instance: &str,
@@ -100,7 +100,8 @@ impl Naming {
         // One byte above the limit shows that the heap is too large. Sending fails only after the timeout.
         thread::spawn(move || drop(send.send(read_up_to(output, HEAP_LIMIT + 1))));
         let heap = heaps.recv_timeout(timeout).ok();
-        // After the output is closed, the last close(2) of a file may block as long as a read of it.
+        // The child may still run after it has closed its output: the last close(2) of a file can block as long as a
+        // read of it.
         let ended = match heap {
             Some(_) => wait_for_exit(&mut child, timeout.saturating_sub(start.elapsed()))
                 .map_err(failed)?,
@@ -111,7 +112,7 @@ impl Naming {
             return Err(format!("they are not read after {timeout:?}"));
         };
         if !ended.success() {
-            // If its error output cannot be read, the exit status must do.
+            // If the error output cannot be read, the message has only the exit status.
             let errors = errors.join().ok().and_then(Result::ok).unwrap_or_default();
             let errors = String::from_utf8_lossy(&errors);
             let errors = errors.trim().trim_start_matches("memprof: ");
@@ -127,7 +128,8 @@ impl Naming {
             .map_err(|error| format!("the process that reads them wrote no heap: {error}"))
     }
 
-    /// Kills a child, and keeps it as stuck if it has not ended yet, so that no other one is started for the process.
+    /// Kills a child. If it has not ended yet, stores it as stuck, so that no further child is started for the process
+    /// `instance`.
     fn kill_child(&mut self, instance: &str, mut child: Child) {
         // This fails if the child has just ended.
         let _ = child.kill();
@@ -137,8 +139,8 @@ impl Naming {
     }
 }
 
-/// Waits until a child ends. `None` if it still runs after `timeout`. Polls, because kernels before 5.3 have no
-/// `pidfd_open(2)`. Fails only if the child was reaped elsewhere.
+/// Waits until a child ends. `None` if it still runs after `timeout`. Polls every 5 ms, because kernels before 5.3 have
+/// no `pidfd_open(2)`. Fails only if the child was reaped elsewhere.
 fn wait_for_exit(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> {
     let start = Instant::now();
     loop {

@@ -20,7 +20,7 @@ use tables::Tables;
 /// Sample types of the profiles.
 const SAMPLE_TYPES: [SampleType; 2] = [SampleType::InuseSpace, SampleType::InuseObjects];
 
-/// Encodes the OTLP message for the profile of a service from one time to another.
+/// Encodes the OTLP message for the profile of `service` in the time from `from` to `to`.
 pub(crate) fn encode_message(
     symbolized: &SymbolizedProfile,
     service: &str,
@@ -30,7 +30,8 @@ pub(crate) fn encode_message(
     build_message(symbolized, service, from, to).encode_to_vec()
 }
 
-/// Builds the OTLP message for the profile of a service from one time to another. It has one profile per sample type.
+/// Builds the OTLP message for the profile of `service` in the time from `from` to `to`. It has one profile for each
+/// sample type, and one dictionary for all.
 fn build_message(
     symbolized: &SymbolizedProfile,
     service: &str,
@@ -82,8 +83,8 @@ fn build_message(
     }
 }
 
-/// Returns the globally unique id of a profile (profiles.proto, `profile_id`): the first 16 bytes of a hash of its
-/// content.
+/// Returns the globally unique id of a profile (profiles.proto, `profile_id`): the first 16 bytes of a hash of the
+/// parts. Each part is preceded by its length, so that no two lists of parts hash the same bytes.
 fn profile_id(parts: &[&[u8]]) -> Vec<u8> {
     let mut hash = Sha256::new();
     for part in parts {
@@ -93,14 +94,14 @@ fn profile_id(parts: &[&[u8]]) -> Vec<u8> {
     hash.finalize()[..16].to_vec()
 }
 
-/// Returns the mean bytes between samples; 0 if unknown.
+/// Returns the mean allocated bytes between samples; 0 if unknown.
 fn sample_interval(symbolized: &SymbolizedProfile) -> i64 {
     let interval = symbolized.profile.interval.unwrap_or(0);
     i64::try_from(interval).unwrap_or(i64::MAX)
 }
 
-/// Returns the samples of a type, one per stack with the sum of its values, without zeros. Adds their stacks to
-/// `tables`.
+/// Returns the samples of a type, one for each stack with the sum of its values. Leaves out values of 0. Adds the
+/// stacks to `tables`.
 fn build_samples(
     symbolized: &SymbolizedProfile,
     sample_type: SampleType,

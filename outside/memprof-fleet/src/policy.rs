@@ -42,7 +42,7 @@ impl Default for ServiceRule {
     }
 }
 
-/// Returns the first rule whose name pattern matches a service. `None` if no rule does.
+/// Returns the first rule whose name pattern matches the service. `None` if there is no such rule.
 pub(crate) fn rule_for<'r>(rules: &'r [ServiceRule], service: &str) -> Option<&'r ServiceRule> {
     rules.iter().find(|rule| matches_glob(&rule.name, service))
 }
@@ -63,9 +63,9 @@ impl ServiceRule {
         self.activate || !self.attach.is_empty()
     }
 
-    /// Returns whether a process is due, once in each of its periods. It was dumped, or first discovered, at `last`.
-    /// Each process has its own phase in the period, so that a thousand agents that start together do not dump
-    /// together.
+    /// Returns whether a process, given by its key, is due for a dump: `now` is in a later period than `last`, the time
+    /// of its last dump or of its discovery. The periods of each process start at a phase of its own, so that a
+    /// thousand agents that start together do not dump together.
     pub(crate) fn is_due(&self, instance: &str, last: Uptime, now: Uptime) -> bool {
         let period = i64::try_from(self.period.as_millis()).unwrap_or(i64::MAX);
         let phase = (stable_hash(instance) % period.unsigned_abs()).cast_signed();
@@ -89,8 +89,8 @@ pub(crate) fn hash_fraction(text: &str) -> f64 {
     stable_hash(text) as f64 / u64::MAX as f64
 }
 
-/// Elects the machine for a task. All machines elect the same one, and another one if it is gone (rendezvous
-/// hashing). `None` if there are no machines.
+/// Elects one of the machines for a task. All machines that know the same others elect the same one; if it is gone,
+/// they elect another one (rendezvous hashing). `None` if there are no machines.
 pub(crate) fn elect_machine<'m>(
     machines: impl Iterator<Item = &'m str>,
     task: &str,
@@ -129,12 +129,12 @@ fn deserialize_period<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dura
     }
 }
 
-/// Deserializes a share, as `5%`, to a number from 0 to 1. Fails as [`parse_share`] does.
+/// Deserializes a share such as `5%` to a number from 0 to 1. The error says what is expected.
 fn deserialize_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     parse_share(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }
 
-/// Parses a share, as `5%`, to a number from 0 to 1. The error says what is expected.
+/// Parses a share such as `5%` to a number from 0 to 1. The error says what is expected.
 pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
     let share = text.strip_suffix('%').and_then(|text| text.parse().ok());
     let share = share.filter(|share| (0.0..=100.0).contains(share));

@@ -116,7 +116,7 @@ impl SamplerCounts {
         ))
     }
 
-    /// Returns the sum of each count of two samplers. A sum that is too large becomes the largest number.
+    /// Returns the sum of each count of two samplers. A sum above the largest number becomes the largest number.
     pub(crate) fn plus(self, other: Self) -> Self {
         let (own, others) = (self.values(), other.values());
         Self::from_values(std::array::from_fn(|index| {
@@ -136,7 +136,8 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Returns the sum of two samples with one stack. Its allocations are `None` if one of the two has none.
+    /// Returns the sum of two samples of the same stack. The sum has no allocations (`None`) if one of the two has
+    /// none.
     pub(crate) fn plus(self, other: Self) -> Self {
         let [inuse_bytes, inuse_objects] = sum_amounts(self.inuse(), other.inuse());
         let alloc = self.alloc.zip(other.alloc);
@@ -148,14 +149,14 @@ impl Sample {
         }
     }
 
-    /// Returns the bytes and objects in use.
+    /// Returns [bytes, objects] in use.
     fn inuse(self) -> [i64; 2] {
         [self.inuse_bytes, self.inuse_objects]
     }
 }
 
-/// Returns the sums of bytes and of objects. A sum that is too large becomes the largest number: a process can write
-/// any numbers into its dump.
+/// Returns the sums of bytes and of objects. A sum above the largest number becomes the largest number: a process can
+/// write any numbers into its dump.
 fn sum_amounts([bytes, objects]: [i64; 2], [more_bytes, more_objects]: [i64; 2]) -> [i64; 2] {
     [
         bytes.saturating_add(more_bytes),
@@ -195,7 +196,7 @@ pub(crate) fn stack_id(frames: &[Frame]) -> i64 {
 }
 
 impl ProcessProfile {
-    /// Formats the number of stacks, and what the sampler missed.
+    /// Describes the profile in one line: its number of stacks, and what the sampler missed.
     pub(crate) fn summary(&self) -> String {
         let stacks = match self.samples.len() {
             1 => "1 stack".to_owned(),
@@ -219,13 +220,13 @@ impl ProcessProfile {
         parts.fold(stacks, |text, (_, part)| text + &part)
     }
 
-    /// Returns the sum of all samples: bytes and objects in use.
+    /// Returns the sum of all samples: [bytes, objects] in use.
     pub(crate) fn sum_inuse(&self) -> [i64; 2] {
         let inuse = self.samples.iter().map(|sample| sample.inuse());
         inuse.fold([0; 2], sum_amounts)
     }
 
-    /// Returns the sum of all samples: bytes and objects allocated. `None` if any sample has none.
+    /// Returns the sum of all samples: [bytes, objects] allocated. `None` if any sample has none.
     pub(crate) fn sum_alloc(&self) -> Option<[i64; 2]> {
         let mut alloc = self.samples.iter().map(|sample| sample.alloc);
         alloc.try_fold([0; 2], |sum, alloc| Some(sum_amounts(sum, alloc?)))

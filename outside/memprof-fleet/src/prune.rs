@@ -17,8 +17,8 @@ use crate::time::{Hour, Instant};
 /// Largest difference between this machine's clock and the store's with which files are deleted.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(3600);
 
-/// Runs `memprof fleet prune`: prints the number of deleted files by hour. `keep` overrides the time in the
-/// configuration; `None` uses that.
+/// Runs `memprof fleet prune`: deletes old files, and prints their number by hour. `keep` overrides the time in the
+/// configuration if it is there. Fails if this machine's clock and the store's differ too much, or a request fails.
 pub(crate) fn run(config: &Config, keep: Option<Duration>) -> anyhow::Result<ExitCode> {
     let store = Arc::new(ProfileStore::open(&config.store)?);
     let keep = keep.unwrap_or(config.keep);
@@ -30,15 +30,15 @@ pub(crate) fn run(config: &Config, keep: Option<Duration>) -> anyhow::Result<Exi
     print(&format!(
         "deleted {} files from before {}",
         deleted.values().sum::<usize>(),
-        now.before(keep).to_rfc3339()
+        now.minus(keep).to_rfc3339()
     ));
     Ok(ExitCode::SUCCESS)
 }
 
-/// Deletes the files of hours that ended more than `keep` ago, if they were also written so long ago by the store's
-/// clock. Deletes also files whose rows are in merged ones, but does not count these. Returns the number of other files
-/// per hour. `machine_time` is this machine's clock. Fails, and deletes nothing, if the two clocks differ by more than
-/// an hour. Fails also if a request fails.
+/// Deletes the files of hours that ended more than `keep` ago, if by the store's clock they were also written that long
+/// ago. Returns the number of deleted files per hour. Also deletes files whose rows are in merged files, but does not
+/// count them. `machine_time` is this machine's clock. Fails, and deletes nothing, if that clock and the store's differ
+/// by more than an hour; fails also if a request fails.
 pub(crate) fn prune(
     store: &Arc<ProfileStore>,
     keep: Duration,
@@ -46,7 +46,7 @@ pub(crate) fn prune(
 ) -> anyhow::Result<BTreeMap<Hour, usize>> {
     let now = store.read_clock()?;
     check_clocks(machine_time, now)?;
-    let limit = now.before(keep);
+    let limit = now.minus(keep);
     let mut deleted = BTreeMap::new();
     for table in Table::ALL {
         let found = list_table_files(store, table, (Instant(0), limit))?;
@@ -65,8 +65,8 @@ pub(crate) fn prune(
     Ok(deleted)
 }
 
-/// Fails if this machine's clock and the store's differ by more than [`CLOCK_TOLERANCE`], so that one of them must be
-/// wrong.
+/// Checks that this machine's clock and the store's differ by at most [`CLOCK_TOLERANCE`]. A larger difference means
+/// that one of them is wrong, and files could be deleted too early.
 fn check_clocks(machine_time: Instant, store_time: Instant) -> anyhow::Result<()> {
     let difference = Duration::from_millis(machine_time.0.abs_diff(store_time.0));
     if difference > CLOCK_TOLERANCE {

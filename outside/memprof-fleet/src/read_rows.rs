@@ -10,7 +10,7 @@ use crate::schema::{Rows, Table, Totals};
 use crate::store::{Object, ProfileStore};
 use crate::time::Instant;
 
-/// Reads all rows of a file. Fails if it is damaged or lacks a column.
+/// Reads all rows of a file of `table`. Fails if the file is damaged or lacks a column.
 pub(crate) fn read_rows(
     store: &Arc<ProfileStore>,
     table: Table,
@@ -29,7 +29,8 @@ pub(crate) fn read_rows(
     Ok(rows)
 }
 
-/// Returns the names of a table's columns that are read: all but `leaf` of the stacks, which is computed from `frames`.
+/// Returns the names of a table's columns that are read: all but `leaf` of the stacks, which repeats the last of
+/// `frames`.
 fn column_names(table: Table) -> Vec<&'static str> {
     match table {
         Table::Stacks => vec!["stack_id", "function", "frames", "modules"],
@@ -76,8 +77,8 @@ fn column_names(table: Table) -> Vec<&'static str> {
     }
 }
 
-/// Appends the rows of a batch of samples to `rows`. `known` has the index of each context in `rows`, by process and
-/// time; new contexts are added to both. Fails if a column is missing or of another type.
+/// Appends the rows of a batch of samples to `rows`. `known` has the index of each context in `rows`, by process key
+/// and time; new contexts are added to `rows` and to `known`. Fails if a column is missing or of another type.
 fn append_samples(
     columns: &Columns<'_>,
     rows: &mut Rows,
@@ -190,7 +191,7 @@ struct ContextColumns<'b> {
 }
 
 impl<'b> ContextColumns<'b> {
-    /// Takes the columns of a batch. Fails if one is missing or of another type.
+    /// Reads the columns of a batch. Fails if one is missing or of another type.
     fn new(columns: &Columns<'b>) -> anyhow::Result<Self> {
         Ok(Self {
             times: [columns.times("time")?, columns.times("start_time")?],
@@ -207,7 +208,7 @@ impl<'b> ContextColumns<'b> {
         })
     }
 
-    /// Returns the context of a row, without the columns that only the table of profiles has.
+    /// Returns the context of the row `row`, without the columns that only the table of profiles has.
     fn context(&self, row: usize) -> ProfileContext {
         let [service, instance, host, build_id, trigger] = self
             .texts

@@ -53,7 +53,7 @@ const S3_REMEDIES: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Returns the remedy for an error of S3, given by its text. Empty if none is known.
+/// Returns the remedy for an S3 error, whose text is `cause`. An unknown error gets a general one.
 pub(crate) fn s3_remedy(cause: &str) -> &'static str {
     let is_named = |(parts, _): &&(&[&str], &str)| parts.iter().any(|part| cause.contains(part));
     S3_REMEDIES
@@ -62,8 +62,8 @@ pub(crate) fn s3_remedy(cause: &str) -> &'static str {
         .map_or("", |(_, remedy)| *remedy)
 }
 
-/// Returns the text of an S3 error without its XML, as `SignatureDoesNotMatch: The request signature …`. Other texts
-/// stay unchanged.
+/// Returns the text of an S3 error without its XML, as `SignatureDoesNotMatch: The request signature …`. Cuts off an
+/// HTML page at the end. Other texts stay unchanged.
 pub(crate) fn plain_s3_error(cause: &str) -> String {
     let element = |name: &str| {
         let (_, rest) = cause.split_once(&format!("<{name}>"))?;

@@ -57,7 +57,7 @@ pub(crate) struct TableFiles {
 }
 
 impl TableFiles {
-    /// Describes the files that do not count, and what an operator should do.
+    /// Describes the files that do not count, each with the reason or a remedy.
     pub(crate) fn findings(&self) -> impl Iterator<Item = String> {
         let foreign = self.foreign.iter();
         let foreign = foreign.map(|name| {
@@ -73,10 +73,12 @@ impl TableFiles {
     }
 }
 
-/// Lists the files of a table with rows in a time range. Sorts out those that do not count: files with other names than
-/// memprof's; merged files whose sources cannot be read; agents' files that a merged one lists as its sources; and
-/// copies. A copy is an agent's file with the name of another one, which is the hash of its bytes, or a merged file
-/// with a source of another one. Fails if the files cannot be listed.
+/// Lists the files of a table with rows in a time range, and sorts out those that do not count: files with other names
+/// than memprof's; merged files whose sources cannot be read; agents' files that a merged file lists as its sources;
+/// and copies. A copy is an agent's file with the name of another one, which is the hash of its bytes, or a merged file
+/// that shares a source with another one.
+///
+/// Fails if the files cannot be listed.
 pub(crate) fn list_table_files(
     store: &Arc<ProfileStore>,
     table: Table,
@@ -91,7 +93,7 @@ pub(crate) fn list_table_files(
     ] {
         for object in store.list(&prefix)? {
             let is_merged = prefix == table.name();
-            let Some((hour, stem)) = hour_and_stem(&object.name, &prefix)
+            let Some((hour, stem)) = parse_hour_and_stem(&object.name, &prefix)
                 .filter(|(_, stem)| is_file_stem(stem, is_merged))
             else {
                 files.foreign.push(object.name);
@@ -133,9 +135,9 @@ pub(crate) fn list_table_files(
     Ok(files)
 }
 
-/// Parses the hour and STEM in a file's name `PREFIX/date=2026-11-21/hour=07/STEM.parquet`. `None` if it has another
-/// form.
-fn hour_and_stem<'n>(name: &'n str, prefix: &str) -> Option<(Hour, &'n str)> {
+/// Parses a file's name of the form `PREFIX/date=2026-11-21/hour=07/STEM.parquet`, where PREFIX is `prefix`. Returns
+/// the hour and STEM; `None` if the name has another form.
+fn parse_hour_and_stem<'n>(name: &'n str, prefix: &str) -> Option<(Hour, &'n str)> {
     let rest = name.strip_prefix(prefix)?.strip_prefix("/date=")?;
     let (date, rest) = rest.split_once("/hour=")?;
     let (hour, file) = rest.split_once('/')?;
@@ -147,8 +149,8 @@ fn hour_and_stem<'n>(name: &'n str, prefix: &str) -> Option<(Hour, &'n str)> {
     (!stem.contains('/') && hour.start().is_some()).then_some((hour, stem))
 }
 
-/// Returns whether a file's name without its extension is one that memprof gives. If `is_merged`, that is a number of
-/// five digits or more, otherwise a hash of 32 hexadecimal digits.
+/// Returns whether `stem`, a file's name without its extension, is one that memprof gives: for a merged file, a number
+/// of five digits or more, otherwise a hash of 32 hexadecimal digits.
 fn is_file_stem(stem: &str, is_merged: bool) -> bool {
     match is_merged {
         true => stem.len() >= 5 && stem.bytes().all(|byte| byte.is_ascii_digit()),
@@ -156,13 +158,14 @@ fn is_file_stem(stem: &str, is_merged: bool) -> bool {
     }
 }
 
-/// Like [`read_sources_or_panic`], but returns a panic of the Parquet reader as an error.
+/// Reads the names of the files that a merged file contains; none if it is no merged file. Fails if the file is
+/// damaged, also if the Parquet reader panics.
 fn read_sources(store: &Arc<ProfileStore>, object: &Object) -> anyhow::Result<Vec<String>> {
     catch_panic(|| read_sources_or_panic(store, object))
 }
 
-/// Reads the names of the files that a merged one contains; none if it is not a merged one. May panic on a damaged
-/// file.
+/// Reads the names of the files that a merged file contains; none if it is no merged file. Fails or panics if the file
+/// is damaged.
 fn read_sources_or_panic(
     store: &Arc<ProfileStore>,
     object: &Object,
@@ -179,9 +182,9 @@ fn read_sources_or_panic(
         .collect())
 }
 
-/// Reads columns of a file, and calls `visit` for each batch of rows. `service` skips pages without that service;
-/// `None` reads all. Returns the number of rows. Some rows of a damaged file may be visited before an error is
-/// returned.
+/// Reads the named columns of a file, and calls `visit` for each batch of rows. With `service`, skips pages that have
+/// no row of that service; `None` reads all. Returns the number of rows. Fails if the file is damaged or `visit` fails;
+/// some rows may have been visited before.
 pub(crate) fn scan_file(
     store: &Arc<ProfileStore>,
     object: &Object,
@@ -223,7 +226,7 @@ fn catch_panic<T>(read: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T>
     })
 }
 
-/// Like [`scan_file`], but may panic on a damaged file.
+/// Like [`scan_file`], but does not catch the panics of the Parquet reader on damaged files.
 fn scan_file_or_panic(
     store: &Arc<ProfileStore>,
     object: &Object,
@@ -254,7 +257,8 @@ fn scan_file_or_panic(
     Ok(rows)
 }
 
-/// Opens a Parquet file, which is read whole if it is small. Fails if it is no Parquet file, or claims to be too large.
+/// Opens a Parquet file for reading. A small file is read whole. Fails if it is no Parquet file, or claims to have more
+/// rows or bytes than memprof's files of this size.
 fn open_parquet_file(
     store: &Arc<ProfileStore>,
     object: &Object,
@@ -286,8 +290,8 @@ fn open_parquet_file(
     Ok(reader)
 }
 
-/// Reads the footer of a Parquet file. The last eight bytes of the file follow it: its length and a magic number. Fails
-/// if the file is shorter than that, or than the length says.
+/// Reads the footer of a Parquet file. Eight bytes follow it at the end of the file: its length, and a magic number of
+/// four bytes, which is not checked here. Fails if the file is shorter than its length says.
 fn read_footer(chunks: &ObjectReader, object: &Object) -> anyhow::Result<Bytes> {
     const TAIL_BYTES: u64 = 8;
     let read = || {
@@ -301,8 +305,8 @@ fn read_footer(chunks: &ObjectReader, object: &Object) -> anyhow::Result<Bytes> 
     read().with_context(|| format!("{} is not a Parquet file that can be read", object.name))
 }
 
-/// Checks the numbers of rows and uncompressed bytes that a file of `size` bytes claims to have. Fails if
-/// they are larger than in memprof's own files: decompressing it could exhaust the memory.
+/// Checks the numbers of rows and uncompressed bytes that a file of `size` bytes claims to have. Fails if they are
+/// larger than in memprof's own files, because decompressing such a file could exhaust the memory.
 fn check_claimed_size(size: u64, (rows, bytes): (u64, u64)) -> anyhow::Result<()> {
     let max = size.saturating_mul(MAX_ROWS_PER_BYTE).max(MIN_ROW_LIMIT);
     anyhow::ensure!(
@@ -319,8 +323,8 @@ fn check_claimed_size(size: u64, (rows, bytes): (u64, u64)) -> anyhow::Result<()
     Ok(())
 }
 
-/// Selects the rows of pages that may contain `value` in a column of text. `None` if the file has no usable index, so
-/// that all pages must be read.
+/// Selects the rows of pages that may contain `value` in a column of text, by the least and greatest value of each
+/// page. `None` if the file has no usable index, so that all pages must be read.
 fn pages_with_value(
     metadata: &ParquetMetaData,
     column: usize,
@@ -358,7 +362,8 @@ struct ObjectReader {
 }
 
 impl ObjectReader {
-    /// Reads a range of bytes, from memory if the file was read whole. Fails beyond the end.
+    /// Reads a range of bytes, from memory if the file was read whole. Fails if the range ends beyond the file, or the
+    /// store fails.
     fn read(&self, start: u64, length: u64) -> Result<Bytes, ParquetError> {
         let end = start.checked_add(length).filter(|end| *end <= self.size);
         let end = end.ok_or_else(|| ParquetError::EOF("a part lies behind the end".to_owned()))?;

@@ -49,7 +49,7 @@ const ZSTD_LEVEL: i32 = 3;
 impl Table {
     pub(crate) const ALL: [Self; 3] = [Self::Samples, Self::Profiles, Self::Stacks];
 
-    /// Returns the name of the table's folder in the store.
+    /// Returns the name of the table, which is also that of its folder in the store.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Samples => "samples",
@@ -82,8 +82,9 @@ pub(crate) struct Totals {
     pub(crate) alloc: Option<[i64; 2]>,
 }
 
-/// Converts profiles to files of the store: names and bytes, which are equal for equal profiles. Stacks in `known`
-/// (hour and id) are in the store already, and are left out.
+/// Converts profiles to files of the store, one for each hour and table, and returns their names and bytes. Equal
+/// profiles give equal files. `known` has the hour and id of the stacks that are in the store already; these are left
+/// out.
 pub(crate) fn build_store_files(
     profiles: &[ProcessProfile],
     known: &HashSet<(Hour, i64)>,
@@ -118,7 +119,7 @@ pub(crate) fn build_store_files(
 }
 
 impl Totals {
-    /// Sums a profile, which has one sample per stack.
+    /// Sums the samples of a profile, which has one for each stack.
     fn from_profile(profile: &ProcessProfile) -> Self {
         Self {
             samples: profile.samples.len() as i64,
@@ -129,17 +130,17 @@ impl Totals {
 }
 
 impl Rows {
-    /// Sorts the rows of a table and encodes them as a Parquet file. `None` if the table has no row. `sources` are the
-    /// names of the files that are merged in it; `None` for an agent's file.
+    /// Sorts the rows of a table, and encodes them as a Parquet file. `None` if the table has no row. For a merged
+    /// file, `sources` are the names of the files that it contains; `None` is for an agent's file.
     pub(crate) fn encode(
         &mut self,
         table: Table,
         sources: Option<&[String]>,
     ) -> anyhow::Result<Option<Vec<u8>>> {
         let batch = match table {
-            Table::Samples => self.samples_batch(),
-            Table::Profiles => self.profiles_batch(),
-            Table::Stacks => self.stacks_batch(),
+            Table::Samples => self.build_samples_batch(),
+            Table::Profiles => self.build_profiles_batch(),
+            Table::Stacks => self.build_stacks_batch(),
         };
         let batch = batch.context("failed to build a table")?;
         match batch.num_rows() {
@@ -148,8 +149,9 @@ impl Rows {
         }
     }
 
-    /// Sorts the samples by service, process, stack and time, and builds their rows.
-    fn samples_batch(&mut self) -> Result<RecordBatch, ArrowError> {
+    /// Sorts the samples by service, process, stack and time, so that a query of one service reads few pages, and
+    /// builds their rows.
+    fn build_samples_batch(&mut self) -> Result<RecordBatch, ArrowError> {
         let contexts = &self.contexts;
         let key = |(index, sample): &(usize, Sample)| {
             let context = &contexts[*index];
@@ -194,7 +196,7 @@ impl Rows {
     }
 
     /// Sorts the profiles by service, process and time, and builds their rows.
-    fn profiles_batch(&mut self) -> Result<RecordBatch, ArrowError> {
+    fn build_profiles_batch(&mut self) -> Result<RecordBatch, ArrowError> {
         let contexts = &self.contexts;
         let key = |(index, _): &(usize, Totals)| {
             let context = &contexts[*index];
@@ -242,8 +244,9 @@ impl Rows {
         RecordBatch::try_from_iter(columns)
     }
 
-    /// Sorts the stacks by id, removes all but one with each id, and builds their rows.
-    fn stacks_batch(&mut self) -> Result<RecordBatch, ArrowError> {
+    /// Sorts the stacks by id, removes duplicates, and builds their rows. The frames of a stack are root first, so its
+    /// leaf is the last one.
+    fn build_stacks_batch(&mut self) -> Result<RecordBatch, ArrowError> {
         self.stacks.sort_by_key(|stack| stack.stack_id);
         self.stacks.dedup_by_key(|stack| stack.stack_id);
         let mut id = Int64Builder::new();
@@ -271,7 +274,8 @@ impl Rows {
     }
 }
 
-/// Builds the columns that samples and profiles have in common, with a row per context.
+/// Builds the columns that samples and profiles have in common, such as service, process and time, with one row for
+/// each context.
 fn context_columns<'c>(
     contexts: impl Iterator<Item = &'c ProfileContext>,
 ) -> Vec<(&'static str, ArrayRef)> {
@@ -317,8 +321,8 @@ fn context_columns<'c>(
     columns
 }
 
-/// Encodes rows as a Parquet file. With `sources` it is a merged file, which records the names of the files in it;
-/// `None` is for an agent's file.
+/// Encodes rows as a Parquet file. For a merged file, stores `sources`, the names of the files that it contains, in its
+/// metadata; `None` is for an agent's file.
 fn encode_batch(batch: &RecordBatch, sources: Option<&[String]>) -> anyhow::Result<Vec<u8>> {
     let page_rows = match sources {
         Some(_) => MERGED_PAGE_ROWS,

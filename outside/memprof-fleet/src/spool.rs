@@ -41,8 +41,8 @@ pub(crate) struct OutgoingFile {
 }
 
 impl Spool {
-    /// Opens and locks the spool. Creates its directories. Fails if another agent has locked it, or a directory cannot
-    /// be created.
+    /// Opens and locks the spool in the directory `root`, and creates its directories. Fails if another agent has
+    /// locked it, or a directory cannot be created.
     pub(crate) fn open(root: &Path) -> anyhow::Result<Self> {
         let failed = || format!("failed to open the spool {}", root.display());
         for directory in ["dumps", "outbox", "damaged"] {
@@ -65,7 +65,8 @@ impl Spool {
         })
     }
 
-    /// Writes a profile to the spool, and waits until it is on the disk. Fails if that is full or cannot be written.
+    /// Writes a profile to the spool, and waits until it is on the disk. Fails if the disk is full or cannot be
+    /// written.
     pub(crate) fn add(&mut self, profile: &ProcessProfile) -> anyhow::Result<()> {
         self.added += 1;
         let (time, added) = (profile.context.time.0, self.added);
@@ -88,8 +89,8 @@ impl Spool {
     }
 
     /// Converts the waiting profiles to files for the store. `convert` gets all profiles of a batch, and returns names
-    /// and bytes. It must return the same ones when it is called again, because a batch that a killed agent left is
-    /// converted again. Fails if `convert` fails, or the spool cannot be read or written.
+    /// and bytes. For equal profiles, it must return equal files, because a batch that a killed agent left is converted
+    /// again. Fails if `convert` fails, or the spool cannot be read or written.
     pub(crate) fn convert_batch(
         &self,
         convert: impl Fn(&[ProcessProfile]) -> anyhow::Result<Vec<(String, Vec<u8>)>>,
@@ -121,8 +122,8 @@ impl Spool {
         Ok(())
     }
 
-    /// Returns the files for the store, sorted by name. Empty while a batch is unfinished. Fails if the spool cannot be
-    /// read.
+    /// Returns the files for the store, sorted by name. Empty while a batch is unfinished, because some of its files
+    /// may be missing. Fails if the spool cannot be read.
     pub(crate) fn outgoing_files(&self) -> anyhow::Result<Vec<OutgoingFile>> {
         if self.directory.join("batch").exists() {
             return Ok(Vec::new());
@@ -136,8 +137,9 @@ impl Spool {
         Ok(outgoing.collect())
     }
 
-    /// Reads the profiles of a directory, in the order of their names. Moves files that cannot be read to damaged/.
-    /// Fails if the machine's state prevents reading, as too many open files do: the file may be intact then.
+    /// Reads the profiles of a directory, in the order of their names. Moves files that are damaged to damaged/, and
+    /// prints their names. Fails if the machine's state prevents reading, for example too many open files: the profile
+    /// may be intact then.
     fn read_profiles(&self, directory: &Path) -> anyhow::Result<Vec<ProcessProfile>> {
         let mut profiles = Vec::new();
         for file in files_in(directory)? {
@@ -162,8 +164,8 @@ impl Spool {
         Ok(profiles)
     }
 
-    /// Deletes the profiles whose files for the store are complete. Does nothing if there are none. Fails if they
-    /// cannot be deleted.
+    /// Deletes the profiles in done/, whose files for the store are complete. Does nothing if there are none. Fails if
+    /// they cannot be deleted.
     fn remove_converted(&self) -> anyhow::Result<()> {
         let done = self.directory.join("done");
         match fs::remove_dir_all(&done) {
@@ -184,8 +186,8 @@ fn file_name(path: &Path) -> &std::ffi::OsStr {
     path.file_name().unwrap_or_default()
 }
 
-/// Returns the files of a directory, sorted by name, without those that are being written. Empty if there is no such
-/// directory. Fails if it cannot be read.
+/// Returns the files of a directory, sorted by name, without those that are still being written (`.…`). Empty if there
+/// is no such directory. Fails if the directory cannot be read.
 fn files_in(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let failed = || format!("failed to read {}", directory.display());
     let mut files = Vec::new();
@@ -204,7 +206,8 @@ fn files_in(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Returns the total size in bytes of the files in a directory; those that vanish meanwhile do not count.
+/// Returns the total size in bytes of the files in a directory. Files that vanish meanwhile do not count. Fails if the
+/// directory cannot be read.
 fn total_bytes_in(directory: &Path) -> anyhow::Result<u64> {
     let files = files_in(directory)?.into_iter();
     Ok(files
@@ -212,7 +215,7 @@ fn total_bytes_in(directory: &Path) -> anyhow::Result<u64> {
         .sum())
 }
 
-/// Returns whether a failure to read is due to the machine's state, as a lack of memory, and not to the file.
+/// Returns whether a failure to read is due to the machine's state, for example a lack of memory, and not to the file.
 fn is_transient(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -220,8 +223,9 @@ fn is_transient(error: &io::Error) -> bool {
     )
 }
 
-/// Writes a file atomically, and waits until it is on the disk. Creates the directory if it is missing: a
-/// disk that was full for a moment may have left the spool without it.
+/// Writes a file under a hidden name, waits until it is on the disk, and renames it, so that it is never seen
+/// incomplete. Creates the directory if it is missing: a disk that was full for a moment may have left the spool
+/// without it.
 fn write_file_durably(directory: &Path, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
     let (fresh, path) = (directory.join(".new"), directory.join(name));
     let failed = || format!("failed to write {}", path.display());

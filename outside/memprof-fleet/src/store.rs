@@ -61,8 +61,8 @@ pub(crate) enum CreateOutcome {
     Exists,
 }
 
-/// Returns whether the first part of a path of S3 can name a bucket: it has only letters, digits, `.`, `-` and `_`,
-/// because a bucket's name is part of the host's in some addresses.
+/// Returns whether the first part of an S3 path can name a bucket: it consists of letters, digits, `.`, `-` and `_`,
+/// because in some addresses the bucket's name is part of the host name.
 fn starts_with_bucket(path: &str) -> bool {
     let bucket = path.split('/').next().unwrap_or_default();
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
@@ -70,8 +70,9 @@ fn starts_with_bucket(path: &str) -> bool {
 }
 
 impl ProfileStore {
-    /// Opens a store by `file:///DIRECTORY`, which is created, or `s3://BUCKET/PREFIX`. Fails if the URL or the
-    /// environment's settings are invalid (exit code 2), or the directory cannot be created.
+    /// Opens a store by its URL, `file:///DIRECTORY` or `s3://BUCKET/PREFIX`. Creates the directory if it is missing;
+    /// sends no request to S3. Fails if the URL or the environment's settings are invalid (exit code 2), or the
+    /// directory cannot be created.
     pub(crate) fn open(url: &str) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -121,8 +122,9 @@ impl ProfileStore {
         Ok(objects)
     }
 
-    /// Fails if the server is a web server, whose page looks like an empty list. It is recognized by the store's id: a
-    /// web server has a page of that name, too, but of another size. A store without an id counts as one of S3.
+    /// Checks that the server is not a web server, whose page looks like an empty list. The store's id shows it: a web
+    /// server replies with a page for the object's name, too, but of another size. A store without an id counts as one
+    /// of S3. Fails with exit code 3.
     fn require_s3(&self) -> anyhow::Result<()> {
         match self.head(ID_OBJECT)? {
             Some(object) if object.size != ID_BYTES as u64 => {
@@ -133,7 +135,7 @@ impl ProfileStore {
         }
     }
 
-    /// Reads a whole object. Fails if it does not exist.
+    /// Reads a whole object. Fails if the object does not exist, or the store cannot be reached (exit code 3).
     pub(crate) fn read(&self, name: &str) -> anyhow::Result<Bytes> {
         let read = async { self.objects.get(&Path::from(name)).await?.bytes().await };
         self.runtime
@@ -141,7 +143,8 @@ impl ProfileStore {
             .map_err(|error| self.store_error(&format!("read {name}"), error))
     }
 
-    /// Reads a range of bytes of an object. Fails if the object does not exist.
+    /// Reads `length` bytes of an object from the offset `start` on. Fails if the object does not exist, or the store
+    /// cannot be reached (exit code 3).
     pub(crate) fn read_range(&self, name: &str, start: u64, length: u64) -> anyhow::Result<Bytes> {
         let path = Path::from(name);
         let read = self.objects.get_range(&path, start..start + length);
@@ -150,8 +153,8 @@ impl ProfileStore {
             .map_err(|error| self.store_error(&format!("read {name}"), error))
     }
 
-    /// Creates an object, unless one of that name exists. Returns whether it was created. Fails if the store cannot be
-    /// reached (exit code 3).
+    /// Creates an object, unless an object of that name exists. Returns whether it was created. Fails if the store
+    /// cannot be reached (exit code 3).
     pub(crate) fn create(&self, name: &str, bytes: Bytes) -> anyhow::Result<CreateOutcome> {
         let options = PutOptions {
             mode: PutMode::Create,
@@ -169,8 +172,8 @@ impl ProfileStore {
         }
     }
 
-    /// Returns the metadata of an object. `None` if it does not exist. Fails if the store cannot be reached (exit code
-    /// 3).
+    /// Queries the size and the time of an object. `None` if it does not exist. Fails if the store cannot be reached
+    /// (exit code 3).
     pub(crate) fn head(&self, name: &str) -> anyhow::Result<Option<Object>> {
         match self.runtime.block_on(self.objects.head(&Path::from(name))) {
             Ok(meta) => Ok(Some(Object {
@@ -183,8 +186,8 @@ impl ProfileStore {
         }
     }
 
-    /// Reads the id by which a store that was replaced or emptied is recognized: the content of an object. If the
-    /// object is missing, it is created with random bytes. Fails if the store cannot be reached (exit code 3).
+    /// Reads the store's id, by which agents notice that a store was replaced or emptied: the random bytes in the
+    /// object `store-id`. Creates the object if it is missing. Fails if the store cannot be reached (exit code 3).
     pub(crate) fn read_or_create_id(&self) -> anyhow::Result<Bytes> {
         if self.head(ID_OBJECT)?.is_none() {
             let mut random = [0; ID_BYTES];
@@ -195,10 +198,11 @@ impl ProfileStore {
         self.read(ID_OBJECT)
     }
 
-    /// Reads the store's clock: creates an object, deletes it, and returns the time at which the store says it was
-    /// written. Fails if a request fails (exit code 3).
+    /// Reads the store's clock: creates an object, and returns the time at which it was written according to the store.
+    /// Deletes the object. Fails if a request fails (exit code 3).
     pub(crate) fn read_clock(&self) -> anyhow::Result<Instant> {
         let ticks = Uptime::now().0;
+        // A name of its own: an object that exists would have an earlier time.
         let name = format!("clock/{}-{}-{ticks}", Instant::now().0, std::process::id());
         self.create(&name, Bytes::from_static(b"now"))?;
         let object = self.head(&name);
@@ -220,8 +224,8 @@ impl ProfileStore {
         }
     }
 
-    /// Returns the error of a request (exit code 3), with a remedy if the store is not local. `act` says what failed,
-    /// as in "list objects".
+    /// Returns the error of a request (exit code 3), with a remedy if the store is not local. `act` says which act
+    /// failed, such as "list objects".
     fn store_error(&self, act: &str, error: Error) -> anyhow::Error {
         let error = anyhow::Error::from(error);
         // The root cause is enough, because each error repeats the text of its cause.
@@ -243,7 +247,7 @@ impl ProfileStore {
     }
 }
 
-/// Opens a directory as a store, and creates it if it is missing. Writes wait until they are on the disk.
+/// Opens the directory `path` as a store, and creates it if it is missing. Writes wait until they are on the disk.
 fn open_directory(path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
     let failed = || format!("failed to open the store {path}");
     std::fs::create_dir_all(path).with_context(failed)?;
@@ -251,10 +255,11 @@ fn open_directory(path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
     Ok(Arc::new(files.with_fsync(true)))
 }
 
-/// Opens a bucket, or the part of it below the prefix in `path`. Credentials, endpoint and region are those of the
-/// usual environment variables: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, … Fails if the URL or a setting is invalid.
+/// Opens a bucket or, if `path` has a prefix, the part of the bucket below it. Takes credentials, endpoint and region
+/// from the usual environment variables: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, … Fails if the URL or a setting is
+/// invalid.
 fn open_s3(url: &str, path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
-    // This fails only if a provider is installed already, which serves as well.
+    // Installs the cryptography for TLS. Fails only if a provider is installed already, which serves as well.
     drop(rustls::crypto::ring::default_provider().install_default());
     let retry = RetryConfig {
         max_retries: MAX_RETRIES,
@@ -287,9 +292,9 @@ fn open_s3(url: &str, path: &str) -> anyhow::Result<Arc<dyn ObjectStore>> {
     })
 }
 
-/// Returns the S3 settings of the environment: names and values. Blanks and line ends around a value, as files and
-/// secrets have them, are trimmed; an empty value counts as not set. Invalid characters within a value, and an endpoint
-/// that is no HTTP address, are errors here, because the libraries panic on some of them.
+/// Returns the S3 settings in the environment: names and values. Trims blanks and line ends around a value, as files
+/// and secrets have them; an empty value counts as not set. Fails for invalid characters within a value, and for an
+/// endpoint that is no HTTP address (exit code 2), because the libraries panic on some of them.
 fn s3_settings(
     environment: impl Iterator<Item = (OsString, OsString)>,
 ) -> anyhow::Result<Vec<(String, String)>> {
@@ -335,14 +340,14 @@ fn s3_settings(
     Ok(settings)
 }
 
-/// Returns whether a value of a setting means true.
+/// Returns whether a value of a setting means true: 1, true, yes or on, in upper or lower case.
 fn is_true(value: &str) -> bool {
     ["1", "true", "yes", "on"]
         .iter()
         .any(|word| value.eq_ignore_ascii_case(word))
 }
 
-/// Returns the name of a file with these bytes: the first half of their SHA-256 in hex.
+/// Returns the name of a file with these bytes: the first 16 bytes of their SHA-256 in hex.
 pub(crate) fn content_name(bytes: &[u8]) -> String {
     let digest = Sha256::digest(bytes);
     digest[..16]

@@ -30,10 +30,10 @@ pub(crate) struct TakenProfile {
     pub(crate) symbolization: anyhow::Result<()>,
 }
 
-/// Takes a dump of a host, and sums the heap profiles of its allocators. Enables sampling first, or extends its lease,
-/// if the rule says so. Blocks until the dump is read and symbolized. Functions that cannot be symbolized become
-/// offsets, with the reason in the result. Fails if the host does not answer, cannot be profiled, or does not sample,
-/// or if a dump is too large.
+/// Takes a dump of a host, and sums the heap profiles of its allocators. If the rule says so, first enables sampling,
+/// or extends its time limit. Blocks until the dump is read and symbolized. If functions cannot be symbolized, the
+/// profile has offsets, and the result has the reason. Fails if the host does not answer, cannot be profiled, or does
+/// not sample, or if a dump is malformed or too large.
 pub(crate) fn take_profile(
     host: &RunningHost,
     rule: &ServiceRule,
@@ -55,6 +55,7 @@ pub(crate) fn take_profile(
     for dump in heaps {
         let mut bytes = Vec::new();
         let passed = client.fetch_dump(&dump.id)?;
+        // One byte above the limit shows that the dump is too large.
         passed.take(DUMP_LIMIT + 1).read_to_end(&mut bytes)?;
         ensure!(
             bytes.len() as u64 <= DUMP_LIMIT,
@@ -111,8 +112,8 @@ pub(crate) fn take_profile(
     })
 }
 
-/// Enables sampling, or extends its lease, if the rule says so. Fails if the host cannot be profiled, or does not
-/// sample and the rule does not say to enable it.
+/// Enables sampling for some periods, or extends the time limit, if the rule says so. Fails if the host cannot be
+/// profiled, or if it does not sample and the rule does not say to enable it.
 fn ensure_sampling(client: &mut Client, rule: &ServiceRule) -> anyhow::Result<()> {
     let status = client.status()?;
     let lease = (rule.period * LEASE_PERIODS).max(MIN_LEASE);
@@ -136,13 +137,15 @@ fn ensure_sampling(client: &mut Client, rule: &ServiceRule) -> anyhow::Result<()
     }
 }
 
-/// Returns whether an activation expires within `time`. False if it never expires (`None`), or its expiry is malformed.
+/// Returns whether an activation expires within `time` from now. `expiry` is a time in RFC 3339; false if it is `None`
+/// (it never expires) or malformed.
 fn expires_within(expiry: Option<&str>, time: Duration) -> bool {
     let expiry = expiry.and_then(|expiry| humantime::parse_rfc3339(expiry).ok());
     expiry.is_some_and(|expiry| expiry < SystemTime::now() + time)
 }
 
-/// Returns the resident memory of a process in bytes (proc(5), status). `None` if it has ended.
+/// Returns the resident memory of a process in bytes (proc(5), status). `None` if the process has ended, or the file
+/// has no valid value.
 pub(crate) fn read_resident_bytes(pid: u32) -> Option<i64> {
     let status = std::fs::read(format!("/proc/{pid}/status")).ok()?;
     let status = String::from_utf8_lossy(&status);

@@ -30,7 +30,7 @@ impl FromStr for Target {
 }
 
 impl fmt::Display for Target {
-    /// Formats the target as `from_str` parses it; the whole fleet as `the fleet`.
+    /// Formats the target as `from_str` parses it, except the whole fleet, which is `the fleet`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::All => f.write_str("the fleet"),

@@ -33,14 +33,14 @@ impl Instant {
         Self::from_system_time(SystemTime::now())
     }
 
-    /// Converts a system time. A time before 1970 becomes 1970.
+    /// Converts a system time. A time before 1970 becomes 1970, one that is too late the largest possible.
     pub(crate) fn from_system_time(time: SystemTime) -> Self {
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         Self(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
     }
 
     /// Returns the time that is `length` earlier, or the smallest possible one.
-    pub(crate) fn before(self, length: Duration) -> Self {
+    pub(crate) fn minus(self, length: Duration) -> Self {
         let length = i64::try_from(length.as_millis()).unwrap_or(i64::MAX);
         Self(self.0.saturating_sub(length))
     }
@@ -52,7 +52,7 @@ impl Instant {
         humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(ms)).to_string()
     }
 
-    /// Returns the hour that contains this time, in UTC.
+    /// Returns the date and hour, in UTC, that contain this time.
     pub(crate) fn hour(self) -> Hour {
         let text = self.to_rfc3339();
         Hour {
@@ -63,19 +63,19 @@ impl Instant {
 }
 
 impl Uptime {
-    /// Returns the time since the boot, in which suspension counts.
+    /// Returns the time since the machine started, including the time in which it was suspended.
     pub(crate) fn now() -> Self {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         Self(now.tv_sec * 1000 + now.tv_nsec / 1_000_000)
     }
 
-    /// Returns the time that has passed since an earlier point; 0 if that is later.
+    /// Returns the time that has passed since `earlier`; 0 if `earlier` is the later point.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0).max(0).unsigned_abs())
     }
 
     /// Returns the time that is `length` later, or the largest possible one.
-    pub(crate) fn after(self, length: Duration) -> Self {
+    pub(crate) fn plus(self, length: Duration) -> Self {
         let length = i64::try_from(length.as_millis()).unwrap_or(i64::MAX);
         Self(self.0.saturating_add(length))
     }
@@ -87,7 +87,7 @@ impl Hour {
         format!("date={}/hour={}", self.date, self.hour)
     }
 
-    /// Returns the first millisecond of the hour. `None` if its texts are no date and hour.
+    /// Returns the first millisecond of the hour. `None` if the fields are no valid date and hour.
     pub(crate) fn start(&self) -> Option<Instant> {
         let text = format!("{}T{}:00:00Z", self.date, self.hour);
         humantime::parse_rfc3339(&text)
@@ -95,7 +95,7 @@ impl Hour {
             .map(Instant::from_system_time)
     }
 
-    /// Returns the first millisecond after the hour. `None` if its texts are no date and hour.
+    /// Returns the first millisecond after the hour. `None` if the fields are no valid date and hour.
     pub(crate) fn end(&self) -> Option<Instant> {
         self.start().map(|start| Instant(start.0 + HOUR_MS))
     }
@@ -107,13 +107,13 @@ pub(crate) fn parse_instant(text: &str) -> Result<Instant, String> {
     parse_instant_at(text, Instant::now())
 }
 
-/// Parses a time of day or an age relative to `now`, or an absolute time. A time of day that is still to come today is
-/// yesterday's. The error says what is expected.
+/// Parses a time of day or an age relative to `now`, or an absolute time, all in UTC. A time of day that is still to
+/// come today means that of yesterday. The error says what is expected.
 fn parse_instant_at(text: &str, now: Instant) -> Result<Instant, String> {
     let expected = "expected a time in UTC: 14:30, 2026-11-21T14:30:00Z, or 2h for two hours ago";
     let ago = text.strip_suffix(" ago").unwrap_or(text);
     if let Ok(ago) = humantime::parse_duration(ago) {
-        return Ok(now.before(ago));
+        return Ok(now.minus(ago));
     }
     if let Ok(time) = humantime::parse_rfc3339_weak(text) {
         return Ok(Instant::from_system_time(time));
@@ -126,7 +126,6 @@ fn parse_instant_at(text: &str, now: Instant) -> Result<Instant, String> {
     let (hour, minute) = number(hour, 24).zip(number(minute, 60)).ok_or(expected)?;
     let today = now.0 - now.0.rem_euclid(DAY_MS);
     let time = today + hour * HOUR_MS + minute * MINUTE_MS;
-    // A time that is still to come today means yesterday's.
     Ok(Instant(if time > now.0 { time - DAY_MS } else { time }))
 }
 

@@ -1,7 +1,7 @@
 //! Recognizes errors of a server's certificate.
 
-/// Returns whether an error says that no trusted authority signed the certificate: `rustls::Error::InvalidCertificate`,
-/// recognized by its text, which errors that wrap it repeat.
+/// Returns whether the text of an error says that no trusted authority signed the server's certificate. Only the text
+/// can be checked: errors that wrap `rustls::Error::InvalidCertificate` repeat it.
 pub(crate) fn is_untrusted_certificate_error(error: &str) -> bool {
     error.contains("invalid peer certificate")
 }

@@ -13,8 +13,8 @@ pub(crate) fn deserialize_duration<'de, D: Deserializer<'de>>(
         .map_err(|error| serde::de::Error::custom(format!("{text:?} is not a duration: {error}")))
 }
 
-/// Deserializes a size with a unit, as in the plugin's configuration. `K`, `KB` and `KiB` are all 1024 bytes. Fails
-/// without a unit, or if the size does not fit into 64 bits.
+/// Deserializes a size in bytes from a text with a unit, such as `64MiB`. `K`, `KB` and `KiB` are all 1024 bytes, as in
+/// the plugin's configuration. Fails without a unit, or if the size does not fit into 64 bits.
 pub(crate) fn deserialize_size<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<u64, D::Error> {

@@ -25,9 +25,9 @@ pub(crate) fn run(engine: Engine, config: &Config) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the SQL of a table's view. `has_merged` and `has_incoming` say whether the table has merged files and files
-/// of agents: DuckDB refuses a pattern that matches no file, so the view reads only those that exist. A view for
-/// `ClickHouse` reads merged files only.
+/// Returns the SQL of a table's view; `root` is the store's path as the engine reads it. `has_merged` and
+/// `has_incoming` say whether the table has merged files and files of agents: DuckDB refuses a pattern that matches no
+/// file, so the view reads only those that exist. A view for `ClickHouse` reads merged files only.
 fn view_sql(
     engine: Engine,
     root: &str,
@@ -95,8 +95,9 @@ fn view_sql(
 }
 
 impl Engine {
-    /// Returns the start of file patterns for a store, with all characters escaped that have a meaning in patterns.
-    /// Fails if the path has a character that cannot be escaped (exit code 2).
+    /// Returns the start of file patterns for a store, as this engine reads them: without `file://`, and with the
+    /// characters escaped that have a meaning in patterns. Fails if the path has a character that cannot be escaped
+    /// (exit code 2).
     fn pattern_root(self, store: &str) -> anyhow::Result<String> {
         // For a directory, engines need the path instead of the URL.
         let path = store.strip_prefix("file://").unwrap_or(store);
@@ -126,7 +127,7 @@ impl Engine {
         })
     }
 
-    /// Quotes a text as an SQL literal, and escapes it as this engine requires.
+    /// Quotes a text as an SQL literal of this engine.
     fn sql_literal(self, text: &str) -> String {
         let text = match self {
             Self::Duckdb => text.replace('\'', "''"),

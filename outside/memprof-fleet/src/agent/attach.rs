@@ -7,7 +7,7 @@ use super::Agent;
 
 impl Agent {
     /// Starts to attach to unmodified programs that the policy names, and reports the attempts that have ended. Does
-    /// nothing if it names none.
+    /// nothing if the policy names no programs.
     pub(super) fn attach_to_programs(&mut self) {
         if self
             .config
@@ -29,7 +29,8 @@ impl Agent {
         self.report_attempts(attempts);
     }
 
-    /// Reports the results of attempts to attach, each with the name of its process.
+    /// Prints the results of attempts to attach, each with the name of its process. A repeated error is printed only at
+    /// doubling intervals.
     pub(super) fn report_attempts(&mut self, attempts: Vec<(String, anyhow::Result<()>)>) {
         for (name, attempt) in attempts {
             if attempt.is_ok() {
@@ -39,7 +40,8 @@ impl Agent {
         }
     }
 
-    /// Detaches the plugin from all processes to which this agent has attached it. A failure is only noted.
+    /// Detaches the plugin from all processes to which this agent has attached it, and prints the results. Blocks until
+    /// all are detached.
     pub(super) fn detach_all(&mut self) {
         for (name, detached) in self.attachments.detach_all(&self.machine) {
             match detached {

@@ -10,9 +10,9 @@ use crate::drain::drain_spool;
 use crate::policy::{is_in_share, rule_for};
 
 impl Agent {
-    /// Handles `first` and all requests that wait in `events` together. Dumps each requested process once, unless only
-    /// dry runs request it, and moves the profiles to the store. Replies to each request. Returns whether one of the
-    /// events ends the agent.
+    /// Handles `first` and all requests that wait in `events`. Dumps each requested process once, unless only dry runs
+    /// request it, and moves the profiles to the store. Replies to each request. Returns true if one of the events ends
+    /// the agent.
     pub(super) fn handle_dump_requests(
         &mut self,
         first: DumpRequest,

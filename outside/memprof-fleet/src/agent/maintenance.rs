@@ -29,17 +29,17 @@ pub(super) struct Maintenance {
 }
 
 impl Maintenance {
-    /// Plans the first run for [`FIRST_DELAY`] from now.
+    /// Plans the first run for [`FIRST_DELAY`] (11 minutes) from now.
     pub(super) fn new() -> Self {
         Self {
-            next: Uptime::now().after(FIRST_DELAY),
+            next: Uptime::now().plus(FIRST_DELAY),
             running: None,
         }
     }
 
-    /// Starts a run if one is due. Does not block. Returns the outcome of a run that has ended since the last call; or
-    /// an error if a run is due while the previous one has not ended, which starts none. `None` if there is nothing to
-    /// report.
+    /// Starts a run if one is due, without waiting for its end. Returns the outcome of a run that has ended since the
+    /// last call, or an error if a run is due while the previous one still works; in both cases, starts no run. `None`
+    /// if there is nothing to report.
     pub(super) fn start_if_due(
         &mut self,
         store: &Arc<ProfileStore>,
@@ -54,7 +54,7 @@ impl Maintenance {
         if now < self.next {
             return None;
         }
-        self.next = now.after(INTERVAL);
+        self.next = now.plus(INTERVAL);
         if self.running.is_some() {
             let minutes = INTERVAL.as_secs() / 60;
             return Some(Err(anyhow!("it has not ended for {minutes} minutes")));
@@ -66,24 +66,25 @@ impl Maintenance {
     }
 }
 
-/// Merges and prunes the store on one elected machine of those that wrote within the last hour; on the others, does
-/// nothing. A store on a disk is treated alike, because machines may share it. If no machine has written to such a
-/// store, this one does the work. Fails if a request to the store fails, or if the clocks differ too much for pruning.
+/// Merges and prunes the files of the store on one elected machine of those that wrote within the last hour; does
+/// nothing on the others. A store on a disk is no exception, because machines may share the disk. But if no machine has
+/// written to it, this one does the work. Fails if a request to the store fails, or if the clocks differ too much for
+/// pruning.
 fn compact_and_prune(
     store: &Arc<ProfileStore>,
     machine: &str,
     keep: Duration,
     now: Instant,
 ) -> anyhow::Result<()> {
-    let writing = machines_writing_since(store, now.before(Duration::from_secs(3600)))?;
+    let writing = machines_writing_since(store, now.minus(Duration::from_secs(3600)))?;
     let task = now.hour().directory();
     let elected = elect_machine(writing.iter().map(String::as_str), &task);
     let is_alone = store.is_local() && writing.is_empty();
     if elected != Some(machine) && !is_alone {
         return Ok(());
     }
-    let compacted = compact(store, now.before(GRACE_PERIOD));
-    // Merging may take hours, and pruning compares this machine's clock with the store's.
+    let compacted = compact(store, now.minus(GRACE_PERIOD));
+    // The current time, because merging may take hours, and pruning compares this machine's clock with the store's.
     for (hour, files) in prune(store, keep, Instant::now())? {
         print_stderr(&format!(
             "memprof: {}: deleted {files} files of {}: older than `keep`",

@@ -7,8 +7,8 @@ use memprof_host::{DiscoveryScope, discover_hosts};
 use super::Agent;
 
 impl Agent {
-    /// Returns the reason why there was no host to profile: none runs, or the rules name others. The text names the
-    /// rules and the running services.
+    /// Returns the message for an agent that had no host to profile: either no host runs, or no rule selects one. In
+    /// the second case, the text names the rules and the running services.
     pub(super) fn no_host_message(&self) -> String {
         let running = discover_hosts(DiscoveryScope::AllProcesses, |_| ()).hosts;
         let running: BTreeSet<_> = running.iter().map(|(host, ())| &*host.info.name).collect();

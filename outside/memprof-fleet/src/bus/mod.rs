@@ -102,8 +102,8 @@ pub(crate) fn agent_id() -> &'static str {
     })
 }
 
-/// Returns the subject of a request. It has the machine or service in it, so that the server's permissions can depend
-/// on them; the subject for a single process is that of its machine.
+/// Returns the NATS subject of a request. The subject contains the machine or the service, so that the server's
+/// permissions can depend on them. A request for a single process has the subject of its machine.
 pub(crate) fn request_subject(verb: Verb, target: &Target) -> String {
     let verb = verb.name();
     match target {
@@ -124,7 +124,8 @@ fn subscribed_subjects(host: &str) -> [String; 3] {
     ]
 }
 
-/// Replaces characters of a name that have a meaning in a subject (blanks, dots and wildcards) by `_`.
+/// Converts a name to one part of a subject: replaces the characters that have a meaning in subjects (blanks, dots and
+/// wildcards) by `_`.
 fn subject_token(name: &str) -> String {
     name.replace(|c: char| c.is_whitespace() || ".*>".contains(c), "_")
 }
@@ -138,8 +139,9 @@ pub(crate) enum ConnectionEvent {
     Failed(String),
 }
 
-/// Connects to the NATS server as the client `name`, and calls `report` for changes of the connection from then on.
-/// Fails if the configuration is invalid (exit code 2), or the server cannot be reached (3).
+/// Connects to the NATS server as the client `name`. From then on, calls `report` for each new connection and each
+/// error. Fails if the configuration is invalid (exit code 2), a file cannot be read, or the server cannot be reached
+/// (3).
 pub(crate) async fn connect_to_nats(
     nats: &Nats,
     name: &str,
@@ -168,7 +170,7 @@ pub(crate) async fn connect_to_nats(
         options = options.nkey(read_seed(file)?);
     }
     if let Some(file) = &nats.ca_file {
-        // Opening the file here gives an error with its path, which later ones of async-nats lack.
+        // Opened here only for an error with the path, which the errors of async-nats lack.
         File::open(file).with_context(|| format!("failed to read {}", file.display()))?;
         options = options.add_root_certificates(file.clone());
     }
@@ -192,8 +194,8 @@ pub(crate) async fn connect_to_nats(
     })
 }
 
-/// Reads the seed of a user from a file: its first line that begins with `SU`. Fails if the file cannot be read, or has
-/// no seed (exit code 2).
+/// Reads the seed (private key) of a NATS user from a file: the first line that begins with `SU`. Fails if the file
+/// cannot be read, or has no seed (exit code 2).
 fn read_seed(file: &PathBuf) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(file);
     let text = text.with_context(|| format!("failed to read {}", file.display()))?;

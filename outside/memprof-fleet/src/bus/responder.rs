@@ -50,8 +50,8 @@ pub(crate) struct DumpRequest {
     pub(crate) replies: UnboundedSender<AgentReply>,
 }
 
-/// Starts to serve requests, on a thread of its own that runs as long as this program. Requests for dumps are sent to
-/// `dumps`. Fails if the configured URL is missing or invalid; a later failure of the connection is noted, and the
+/// Starts to serve requests of machine `host`, on a thread that runs as long as this program. Sends requests for dumps
+/// to `dumps`. Fails if the configured URL is missing or invalid. A later failure of the connection is printed, and the
 /// thread connects again.
 pub(crate) fn serve_requests(
     nats: Nats,
@@ -88,8 +88,8 @@ impl BusLog {
     /// Subject of errors of requests.
     const REQUESTS: &str = "requests";
 
-    /// Notes a change of the connection: an error when it begins, at doubling intervals while it recurs, and when it is
-    /// over.
+    /// Prints changes of the connection: an error when it begins and, while it recurs, at doubling intervals; and the
+    /// first success after errors.
     fn note_connection(&self, event: ConnectionEvent) {
         let line = match event {
             ConnectionEvent::Connected => {
@@ -106,7 +106,7 @@ impl BusLog {
         }
     }
 
-    /// Notes an error of a request, at doubling intervals.
+    /// Prints an error of a request: the first one of its kind, and then at doubling intervals.
     fn note_request(&self, error: &str) {
         let line = self
             .lock_errors()
@@ -122,7 +122,8 @@ impl BusLog {
     }
 }
 
-/// Connects and serves requests until the connection is closed for good. Fails if the server cannot be reached.
+/// Connects to the server, and serves requests, each in a task of its own, until the connection is closed for good.
+/// Fails if the server cannot be reached.
 async fn serve_connection(
     nats: &Nats,
     host: &str,
@@ -154,7 +155,8 @@ async fn serve_connection(
 }
 
 /// Handles a request, and sends the replies to its inbox. A dump begins after this machine's part of the requested
-/// spread. Invalid requests, and those beyond `MAX_OPEN_REQUESTS`, are noted and ignored.
+/// spread. Invalid requests, and requests while `MAX_OPEN_REQUESTS` others wait for replies, are ignored; a line is
+/// printed.
 async fn handle_message(
     client: Client,
     host: Arc<str>,
@@ -217,7 +219,8 @@ async fn handle_message(
     }
 }
 
-/// Replies with the requested processes of this machine, and then with their number. Blocks while it queries them.
+/// Sends the requested processes of this machine to `replies`, and then their number. Blocks while it queries the
+/// processes.
 fn reply_with_processes(host: &str, request: &AgentRequest, replies: &UnboundedSender<AgentReply>) {
     let state = |client: &mut memprof_host::client::Client| match client.status() {
         Ok(status) => status.profiling.to_string(),
@@ -249,8 +252,8 @@ fn reply_with_processes(host: &str, request: &AgentRequest, replies: &UnboundedS
     replies.send(done).unwrap_or_default();
 }
 
-/// Describes a running host for a reply, with its resident memory from /proc; `profiling` is the state of its profiler,
-/// or the error of the query for it.
+/// Describes a running host for a reply, with its resident memory from /proc. `profiling` is the state of its profiler,
+/// or the error of the query for that state.
 pub(crate) fn agent_process(host: &str, running: &RunningHost, profiling: String) -> AgentProcess {
     AgentProcess {
         host: host.to_owned(),
@@ -264,8 +267,8 @@ pub(crate) fn agent_process(host: &str, running: &RunningHost, profiling: String
     }
 }
 
-/// Returns whether a subject is an inbox of NATS, which belongs to the requesting program. A reply to another subject
-/// would be a message that anybody could have this agent send with its rights.
+/// Returns whether a subject is an inbox of NATS, which belongs to the requesting program. A reply to any other subject
+/// would let the requester send messages there with this agent's permissions.
 fn is_inbox(subject: &str) -> bool {
     subject.starts_with("_INBOX.")
 }

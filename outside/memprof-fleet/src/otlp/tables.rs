@@ -24,7 +24,7 @@ impl<T: Clone + Default + Eq + Hash> Table<T> {
         table
     }
 
-    /// Returns the index of an entry, adding it if it is new.
+    /// Returns the index of an entry. Adds the entry if it is new.
     fn intern(&mut self, entry: T) -> i32 {
         let next = self.entries.len() as i32;
         let index = *self.indices.entry(entry.clone()).or_insert(next);
@@ -48,7 +48,7 @@ pub(super) struct Tables<'n> {
 }
 
 impl<'n> Tables<'n> {
-    /// Creates the tables for stacks of this profile, each with its default entry.
+    /// Creates the tables for stacks of `symbolized`. Each table has the default entry at index 0, as OTLP requires.
     pub(super) fn new(symbolized: &'n SymbolizedProfile) -> Self {
         let mut strings = Strings::default();
         strings.intern("");
@@ -64,12 +64,12 @@ impl<'n> Tables<'n> {
         }
     }
 
-    /// Returns the index of a string, adding it if it is new.
+    /// Returns the index of a string. Adds the string if it is new.
     pub(super) fn intern_string(&mut self, text: &str) -> i32 {
         self.strings.intern(text).0 as i32
     }
 
-    /// Returns the index of a stack, adding it and its locations if it is new.
+    /// Returns the index of a stack. Adds the stack and its locations if they are new.
     pub(super) fn intern_stack(&mut self, id: StackId) -> i32 {
         if let Some(index) = self.known_stacks.get(&id) {
             return *index;
@@ -84,8 +84,8 @@ impl<'n> Tables<'n> {
         index
     }
 
-    /// Returns the index of a location, adding it if it is new. A location is the functions of an address, and their
-    /// module. It has no address, because the profile is a sum over builds and machines.
+    /// Returns the index of a location: the functions of an address, and their module. Adds the location if it is new.
+    /// It has no address, because the profile is a sum over builds and machines.
     fn intern_location(&mut self, id: AddressId) -> i32 {
         if let Some(index) = self.known_locations.get(&id) {
             return *index;
@@ -108,13 +108,14 @@ impl<'n> Tables<'n> {
         index
     }
 
-    /// Returns the index of a function, adding it if it is new; 0 for an empty name.
+    /// Returns the index of a function; 0 for an empty name. Adds the function if it is new.
     fn intern_function(&mut self, name: &str) -> i32 {
         let name_strindex = self.intern_string(name);
         self.functions.intern(Function { name_strindex })
     }
 
-    /// Returns the index of the module of a mapping, given by its index in the profile; 0 for one without a path.
+    /// Returns the index of the module of the mapping `index` in the profile; 0 for a mapping without a path. Adds the
+    /// module if it is new.
     fn intern_mapping(&mut self, index: usize) -> i32 {
         let mapping = &self.symbolized.profile.mappings[index];
         // A function outside every module has a mapping without a path.
@@ -126,7 +127,8 @@ impl<'n> Tables<'n> {
         self.mappings.intern(Mapping { filename_strindex })
     }
 
-    /// Returns the dictionary of all entries. Links and attributes only have the empty entry.
+    /// Returns the dictionary of all entries. The tables of links and attributes, which are not used, only have the
+    /// default entry.
     pub(super) fn into_dictionary(self) -> Dictionary {
         let strings = (0..self.strings.len() as u32).map(StringId);
         Dictionary {

@@ -43,8 +43,9 @@ struct AgentReplies {
     agents: Agents,
 }
 
-/// Runs `memprof fleet ps` over NATS: prints the processes that agents list, as a table or, if `json`, as JSON. Fails
-/// if no agent replies, and none is known from the store (exit code 3).
+/// Runs `memprof fleet ps` over NATS: prints the processes that agents list, as a table or, if `json`, as JSON. Waits
+/// for the replies up to [`LIST_TIMEOUT`] (15 s). Fails if no agent replies, and none is known from the store (exit
+/// code 3).
 pub(crate) fn run_ps(config: &Config, target: &Target, json: bool) -> anyhow::Result<ExitCode> {
     let request = AgentRequest {
         target: target.clone(),
@@ -52,12 +53,12 @@ pub(crate) fn run_ps(config: &Config, target: &Target, json: bool) -> anyhow::Re
         spread_ms: 0,
         dry_run: false,
     };
-    request_and_print(config, Verb::Ps, target, &request, LIST_TIMEOUT, json)
+    request_and_print_processes(config, Verb::Ps, target, &request, LIST_TIMEOUT, json)
 }
 
-/// Runs `memprof fleet dump`. Waits for the requested spread and up to [`DUMP_TIMEOUT`] more. Fails if no agent
-/// replies, and none is known from the store (exit code 3). Fails if there is no process to dump, and no agent is
-/// missing (5).
+/// Runs `memprof fleet dump`: has agents take profiles, and prints the processes. Waits for the requested spread and up
+/// to [`DUMP_TIMEOUT`] (5 minutes) more. Fails if no agent replies, and none is known from the store (exit code 3), or
+/// if there is no process to dump, and no agent is missing (5).
 pub(crate) fn run_dump(args: &DumpArgs) -> anyhow::Result<ExitCode> {
     let ProcessArgs {
         store,
@@ -74,15 +75,15 @@ pub(crate) fn run_dump(args: &DumpArgs) -> anyhow::Result<ExitCode> {
         dry_run: args.dry_run,
     };
     let timeout = args.spread.saturating_add(DUMP_TIMEOUT);
-    request_and_print(&config, Verb::Dump, target, &request, timeout, *json)
+    request_and_print_processes(&config, Verb::Dump, target, &request, timeout, *json)
 }
 
-/// Sends a request, prints the processes in the replies, as a table or, if `json`, as JSON, and notes missing agents.
-/// Returns exit code 1 if an agent is missing or a dump failed.
+/// Sends a request, and prints the processes in the replies, as a table or, if `json`, as JSON. Names missing agents on
+/// stderr. Returns exit code 1 if an agent is missing or a dump failed.
 ///
-/// Fails if no agent replied, and none is known to be missing (exit code 3). Fails if there was no process to dump, and
+/// Fails if no agent replied, and none is known from the store (exit code 3), or if there was no process to dump, and
 /// no agent is missing (5).
-fn request_and_print(
+fn request_and_print_processes(
     config: &Config,
     verb: Verb,
     target: &Target,
@@ -148,7 +149,7 @@ fn request_and_print(
 }
 
 /// Returns the number of agents whose replies are incomplete: an agent has not announced its number of processes, or
-/// fewer of them have arrived than it announced.
+/// that number is not the one that was received.
 fn unfinished_count(agents: &Agents) -> usize {
     agents
         .values()
@@ -164,9 +165,9 @@ fn shared_machine_names(agents: &Agents) -> BTreeSet<&str> {
     shared.map(|((name, _), _)| name.as_str()).collect()
 }
 
-/// Returns the machines whose agents did not reply, or not completely, with the reasons. Expected are those that wrote
-/// a profile of the target within [`EXPECTED_AGENT_AGE`]. If several of them have one name, each must reply; if the
-/// store cannot be read, that is only noted.
+/// Returns the machines whose agents did not reply, or not completely, with the reasons. A machine must reply if it
+/// wrote a profile of the target within [`EXPECTED_AGENT_AGE`] (1 h); if several such machines have one name, each
+/// must. If the store cannot be read, only prints a note, and finds incomplete replies only.
 fn find_missing_agents(
     config: &Config,
     target: &Target,
@@ -229,9 +230,9 @@ fn find_missing_agents(
     missing
 }
 
-/// Sends a request, and receives replies until none has come for a while and each agent that replied has sent all of
-/// its processes. Returns earlier if the server says that no agent listens, and returns incomplete replies after
-/// `timeout`. Fails if the server cannot be reached, or refuses the request (exit code 3).
+/// Sends a request, and receives replies for at least 2 s, until none has come for 0.5 s and each agent that replied
+/// has sent all of its processes. Returns at once if the server says that no agent listens. Returns incomplete replies
+/// after `timeout`. Fails if the server cannot be reached, or refuses the request (exit code 3).
 async fn request_replies(
     config: &Config,
     verb: Verb,

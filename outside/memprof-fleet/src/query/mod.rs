@@ -43,8 +43,8 @@ pub(crate) struct ProfileQuery {
 }
 
 impl ProfileQuery {
-    /// Selects the profiles of a target in a time window, which ends now if it has no end. Notes are printed to stderr.
-    /// Fails if the store's URL is invalid (exit code 2).
+    /// Selects the profiles of a target in a time window. If the window has no end, it ends now. Notes are printed to
+    /// stderr. Fails if the store's URL is invalid (exit code 2).
     pub(crate) fn new(
         config: &Config,
         window: &TimeWindow,
@@ -53,7 +53,7 @@ impl ProfileQuery {
         let to = window.until.unwrap_or_else(Instant::now);
         Ok(Self {
             store: Arc::new(ProfileStore::open(&config.store)?),
-            from: to.before(window.length),
+            from: to.minus(window.length),
             to,
             target: target.clone(),
             notes: Notes::Print,
@@ -70,8 +70,8 @@ impl ProfileQuery {
         )
     }
 
-    /// Reads the selected profiles whose build id begins with `build`, or all selected ones if it is `None`, sorted by
-    /// process and time. Fails if there is none (exit code 5), or the store cannot be read.
+    /// Reads the selected profiles, sorted by process and time. With `build`, only those whose build id begins with it.
+    /// Fails if there is none (exit code 5), or the store cannot be read.
     pub(crate) fn read_selected_profiles(
         &self,
         build: Option<&str>,
@@ -97,7 +97,7 @@ impl ProfileQuery {
     }
 }
 
-/// Returns the machines that have written a profile since `from`. Fails if the store cannot be read.
+/// Returns the names of the machines that have written a profile since `from`. Fails if the store cannot be read.
 pub(crate) fn machines_writing_since(
     store: &Arc<ProfileStore>,
     from: Instant,
@@ -142,8 +142,8 @@ pub(crate) fn run_diff(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     print_table(&query, &result, &args.table)
 }
 
-/// Runs `memprof fleet flame`: writes the mean of the profiles to a file or to stdout. Fails if there is no profile
-/// (exit code 5).
+/// Runs `memprof fleet flame`: writes the sum of the processes, each as the mean of its profiles, to a file or to
+/// stdout. Fails if there is no profile (exit code 5).
 pub(crate) fn run_flame(args: &FlameArgs) -> anyhow::Result<ExitCode> {
     let query = ProfileQuery::from_args(&args.select)?;
     let result = sum_profiles(&query, args.build.as_deref(), Weighting::Mean)?;
@@ -151,8 +151,8 @@ pub(crate) fn run_flame(args: &FlameArgs) -> anyhow::Result<ExitCode> {
     write_result(args.output.as_deref().unwrap_or(Path::new("-")), &bytes)
 }
 
-/// Renders a result in a format of `fleet flame`. In OTLP, the service's name is that of the target, or `fleet` if the
-/// target is no service.
+/// Renders a result in a format of `fleet flame`. In OTLP, the service's name is the selected service or, if none is
+/// selected, `fleet`.
 fn render_flame(
     query: &ProfileQuery,
     result: &QueryResult,
@@ -181,7 +181,7 @@ fn render_flame(
     result.render(query, options)
 }
 
-/// Prints a result as a table with the largest functions, or as JSON with all of them.
+/// Prints a result as a table of the largest functions, or as JSON with all functions. Returns exit code 0.
 fn print_table(
     query: &ProfileQuery,
     result: &QueryResult,

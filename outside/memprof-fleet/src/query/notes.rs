@@ -26,7 +26,7 @@ impl Notes {
         }
     }
 
-    /// Returns the collected notes, in their order; empty for [`Self::Print`].
+    /// Returns the collected notes, oldest first; empty if they are printed.
     pub(crate) fn texts(&self) -> Vec<String> {
         match self {
             Self::Print => Vec::new(),

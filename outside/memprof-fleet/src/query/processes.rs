@@ -60,7 +60,7 @@ pub(crate) struct Growth {
 }
 
 impl MissedCounts {
-    /// Takes the counts from a profile; each is `None` if the profile has no counts of memprof's sampler.
+    /// Takes the counts from a profile. Each is `None` if memprof's sampler did not take the profile.
     fn from_profile(profile: &Profile) -> Self {
         let count = |count: fn(SamplerCounts) -> i64| profile.sampler.map(count);
         Self {
@@ -73,8 +73,8 @@ impl MissedCounts {
     }
 }
 
-/// Runs `memprof fleet ps` on the store: prints the processes with a profile in the last [`PS_WINDOW`], as a table or,
-/// if `json`, as JSON. Fails if there is none (exit code 5).
+/// Runs `memprof fleet ps` on the store: prints the processes with a profile in the last [`PS_WINDOW`] (24 h), as a
+/// table or, if `json`, as JSON. Fails if there is none (exit code 5).
 pub(crate) fn run_ps(config: &Config, target: &Target, json: bool) -> anyhow::Result<ExitCode> {
     let window = TimeWindow {
         until: None,
@@ -144,7 +144,8 @@ pub(crate) fn run_growth(args: &GrowthArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Summarizes each process of the profiles. The process with the newest profile comes first.
+/// Summarizes each process of the profiles by its newest one. The process with the newest profile comes first.
+/// `profiles` are sorted by process and time.
 pub(crate) fn summarize_processes(profiles: &[Profile]) -> Vec<Process> {
     let rows = first_and_last_by_process(profiles).into_iter();
     let mut rows: Vec<_> = rows
@@ -165,7 +166,8 @@ pub(crate) fn summarize_processes(profiles: &[Profile]) -> Vec<Process> {
     rows
 }
 
-/// Returns the growth of the processes with at least two profiles, the largest first.
+/// Returns the growth of the processes with at least two profiles, the largest first. `profiles` are sorted by process
+/// and time.
 pub(crate) fn processes_by_growth(profiles: &[Profile]) -> Vec<Growth> {
     let rows = first_and_last_by_process(profiles).into_iter();
     let mut rows: Vec<_> = rows
@@ -175,10 +177,11 @@ pub(crate) fn processes_by_growth(profiles: &[Profile]) -> Vec<Growth> {
     rows
 }
 
-/// Returns the growth between a process's first and last profile. `None` if the last is not later.
+/// Returns the growth of a process between its first and last profile. `None` if the last one is not later than the
+/// first.
 fn growth_between(first: &Profile, last: &Profile) -> Option<Growth> {
     let elapsed_ms = last.time.0.saturating_sub(first.time.0);
-    // Any numbers may be in a store.
+    // Saturates, because a file of the store may have any numbers.
     let growth = last.inuse_bytes.saturating_sub(first.inuse_bytes);
     (elapsed_ms > 0).then(|| Growth {
         service: last.service.clone(),
@@ -193,8 +196,8 @@ fn growth_between(first: &Profile, last: &Profile) -> Option<Growth> {
     })
 }
 
-/// Returns the first and last profile of each process, and the number of its profiles, by process key. `profiles` are
-/// sorted by process and time.
+/// Returns the first and the last profile of each process, and the number of its profiles, in the order of the process
+/// keys. `profiles` are sorted by process and time.
 pub(super) fn first_and_last_by_process(profiles: &[Profile]) -> Vec<(&Profile, &Profile, usize)> {
     let mut processes: BTreeMap<&str, (&Profile, &Profile, usize)> = BTreeMap::new();
     for profile in profiles {

@@ -45,7 +45,8 @@ pub(crate) struct Profile {
 }
 
 impl Profile {
-    /// Returns the id of the machine, container and boot; empty if an older agent wrote the profile.
+    /// Returns the id of the machine, container and boot in the process key; empty if an older agent, which left it
+    /// out, wrote the profile.
     fn machine_id(&self) -> &str {
         // The host name may contain dots; the rest of the key is `/PID.START.ID`.
         let key = self.instance.strip_prefix(&self.host);
@@ -63,8 +64,8 @@ impl Profile {
     }
 }
 
-/// Reads the selected profiles, sorted by process and time. Files that cannot be read are left out. Notes report them,
-/// wrong clocks, and what memprof's sampler missed. Fails if the files cannot be listed.
+/// Reads the selected profiles, sorted by process and time. Leaves out files that cannot be read. Adds notes about such
+/// files, wrong clocks, and what memprof's sampler missed. Fails if the files cannot be listed.
 pub(crate) fn read_profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>> {
     let found = list_table_files(&query.store, Table::Profiles, (query.from, query.to))?;
     for finding in found.findings() {
@@ -114,7 +115,7 @@ pub(crate) fn read_profiles(query: &ProfileQuery) -> anyhow::Result<Vec<Profile>
 }
 
 /// Returns the names that several machines had at the same time, with the number of these machines. A machine that
-/// restarts gets a new id, but its profiles with the two ids do not overlap in time.
+/// restarts gets a new id, but its profiles with the old and the new id do not overlap in time.
 pub(crate) fn shared_machine_names(profiles: &[Profile]) -> BTreeMap<&str, usize> {
     let mut times: BTreeMap<&str, BTreeMap<&str, [Instant; 2]>> = BTreeMap::new();
     for profile in profiles {
@@ -197,8 +198,8 @@ const SHORTFALLS: [Shortfall; 5] = [
     },
 ];
 
-/// Returns notes on what memprof's sampler missed in the newest profile of each process, so that values are too high or
-/// too low. There is one note for each kind of loss that a process has.
+/// Returns notes about what memprof's sampler missed in the newest profile of each process, so that its values are too
+/// high or too low. There is one note for each kind of loss in any process, which names the process with the largest.
 fn sampler_notes(profiles: &[Profile]) -> Vec<String> {
     let count = newest_profiles(profiles).count();
     let notes = SHORTFALLS.iter().filter_map(|shortfall| {
@@ -221,8 +222,8 @@ fn sampler_notes(profiles: &[Profile]) -> Vec<String> {
     notes.collect()
 }
 
-/// Returns the selected rows of a batch. Adds clocks that are wrong to `clocks`: the machine and the offset in ms.
-/// Fails if a column is missing or of another type.
+/// Returns the selected rows of a batch. Adds each clock that deviates by more than 2 s to `clocks`: the machine's name
+/// and the offset in milliseconds. Fails if a column is missing or of another type.
 fn selected_rows(
     columns: &Columns<'_>,
     query: &ProfileQuery,

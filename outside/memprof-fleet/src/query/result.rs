@@ -4,7 +4,7 @@ use memprof_report::{Options, RenderInput, SymbolizedProfile, UnseenFrees, rende
 
 use crate::process_profile::SamplerCounts;
 use crate::query::symbolized::build_symbolized_profile;
-use crate::query::weights::{Weighting, Weights, weighted_sums};
+use crate::query::weights::{Weighting, Weights, read_weighted_sums};
 use crate::query::{Profile, ProfileQuery, newest_profiles};
 
 /// Sum of profiles, perhaps compared with another sum.
@@ -14,8 +14,8 @@ pub(crate) struct QueryResult {
     base: Option<(String, SymbolizedProfile)>,
 }
 
-/// Sums the selected profiles: those whose build id begins with `build`, or all if it is `None`. Fails if there is none
-/// (exit code 5).
+/// Sums the selected profiles as `weighting` says. With `build`, only those whose build id begins with it. Fails if
+/// there is none (exit code 5).
 pub(crate) fn sum_profiles(
     query: &ProfileQuery,
     build: Option<&str>,
@@ -28,7 +28,8 @@ pub(crate) fn sum_profiles(
     })
 }
 
-/// Compares the mean process of a build with that of build `base`. Fails if one of them has no profile (exit code 5).
+/// Compares the mean process of `build` with that of `base`; both are build ids or their beginnings. Fails if one of
+/// them has no profile (exit code 5).
 pub(crate) fn compare_builds(
     query: &ProfileQuery,
     build: &str,
@@ -45,8 +46,8 @@ pub(crate) fn compare_builds(
     })
 }
 
-/// Compares the time window of `query` with that of `base`. Each is shown as the mean of its processes. Only builds
-/// whose ids begin with `build` count, or all if it is `None`. Fails if one window has no profile (exit code 5).
+/// Compares the time window of `query` with that of `base`; each is the mean of its processes. With `build`, only
+/// profiles whose build id begins with it count. Fails if one window has no profile (exit code 5).
 pub(crate) fn compare_windows(
     query: &ProfileQuery,
     base: &ProfileQuery,
@@ -62,9 +63,9 @@ pub(crate) fn compare_windows(
     })
 }
 
-/// Sums the selected profiles by stack, and adds the counts of memprof's samplers. Notes the numbers of profiles and
-/// processes. `build` selects builds by the beginning of their ids; `None` selects all. Fails if no profile is selected
-/// (exit code 5).
+/// Sums the selected profiles by stack as `weighting` says, and adds the counts of memprof's samplers. Adds a note with
+/// the numbers of profiles and processes. With `build`, only profiles whose build id begins with it count. Fails if no
+/// profile is selected (exit code 5).
 fn sum_by_stack(
     query: &ProfileQuery,
     build: Option<&str>,
@@ -74,7 +75,7 @@ fn sum_by_stack(
     let weights = Weights::new(&profiles, weighting);
     note_counts(query, &profiles, &weights);
     let mut symbolized =
-        build_symbolized_profile(query, &weighted_sums(query, &profiles, &weights)?)?;
+        build_symbolized_profile(query, &read_weighted_sums(query, &profiles, &weights)?)?;
     let counts = newest_profiles(&profiles).filter_map(|profile| profile.sampler);
     // The report enlarges the errors of values by the share of lost samples.
     if let Some(sum) = counts.reduce(SamplerCounts::plus) {
@@ -113,14 +114,14 @@ impl QueryResult {
         Ok(bytes)
     }
 
-    /// Adds notes to the warnings that are rendered.
+    /// Adds notes to the warnings of the profile, which are rendered with it.
     pub(crate) fn with_notes(mut self, notes: Vec<String>) -> Self {
         self.profile.profile.warnings.extend(notes);
         self
     }
 }
 
-/// Notes the numbers of profiles and processes, and the builds.
+/// Adds a note with the numbers of profiles and processes, and the builds.
 fn note_counts(query: &ProfileQuery, profiles: &[Profile], weights: &Weights) {
     let (processes, count) = (weights.process_count(), weights.profile_count());
     let mut builds: Vec<_> = profiles

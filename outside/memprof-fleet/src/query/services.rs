@@ -25,7 +25,8 @@ pub(crate) struct Service {
     newest: String,
 }
 
-/// Summarizes each service of the profiles, those with most bytes in use first.
+/// Summarizes the processes of each service. The service with most bytes in use comes first. `profiles` are sorted by
+/// process and time.
 pub(crate) fn summarize_services(profiles: &[Profile]) -> Vec<Service> {
     let mut services: BTreeMap<&str, Service> = BTreeMap::new();
     for (first, last, _) in first_and_last_by_process(profiles) {
@@ -36,7 +37,7 @@ pub(crate) fn summarize_services(profiles: &[Profile]) -> Vec<Service> {
             .builds
             .entry(last.short_build_id().to_owned())
             .or_default() += 1;
-        // Any numbers may be in a store.
+        // Saturates, because a file of the store may have any numbers.
         service.inuse_bytes = service.inuse_bytes.saturating_add(last.inuse_bytes);
         let growth = last.inuse_bytes.saturating_sub(first.inuse_bytes);
         service.growth_bytes = service.growth_bytes.saturating_add(growth);
@@ -59,8 +60,9 @@ pub(crate) struct Point {
     processes: usize,
 }
 
-/// Returns the bytes in use of the selected profiles at the ends of equal parts of the time window. A process counts
-/// from its first to its last profile, at each time with its newest one. `profiles` are sorted by process and time.
+/// Returns the bytes in use of the selected profiles at 60 times: the ends of equal parts of the time window. A process
+/// counts from its first to its last profile, each time with the newest one before. `profiles` are sorted by process
+/// and time.
 pub(crate) fn inuse_history(query: &ProfileQuery, profiles: &[Profile]) -> Vec<Point> {
     let (Instant(from), Instant(to)) = (query.from, query.to);
     let length = to.saturating_sub(from);

@@ -16,9 +16,9 @@ use crate::schema::Table;
 /// Length in bytes of a module's invented address range, in which each of its functions has one address.
 const MODULE_SIZE: u64 = 1 << 32;
 
-/// Builds a profile of these sums, with the frames from the table STACKS. A stack whose frames are missing is named by
-/// its id; a note gives their bytes. Files that cannot be read are noted and left out. Fails if the files cannot be
-/// listed.
+/// Builds a profile of the sums by stack, with the frames from the table STACKS. A stack whose frames are missing is
+/// named by its id, and a note gives the bytes of all such stacks. Files that cannot be read are left out, with a note.
+/// Fails if the files cannot be listed.
 pub(crate) fn build_symbolized_profile(
     query: &ProfileQuery,
     sums: &WeightedSums,
@@ -76,7 +76,8 @@ struct ProfileBuilder {
 }
 
 impl ProfileBuilder {
-    /// Adds a stack, root first, with its bytes and objects, rounded to whole numbers.
+    /// Adds a stack with its bytes and objects, rounded to whole numbers. `frames` are the functions, root first, and
+    /// `modules` the module of each.
     fn add_stack(&mut self, frames: &[String], modules: &[String], [bytes, objects]: [f64; 2]) {
         for (function, module) in frames.iter().zip(modules).rev() {
             let id = self.intern_function(function, module);
@@ -89,7 +90,8 @@ impl ProfileBuilder {
         self.profile.samples.push(Sample::new(stack, values));
     }
 
-    /// Returns the invented address of a function. A function without one gets the next address in its module's range.
+    /// Returns the invented address of a function. A new function gets the next address in the range of its module, a
+    /// new module the next range.
     fn intern_function(&mut self, function: &str, module: &str) -> AddressId {
         let key = (function.to_owned(), module.to_owned());
         if let Some(id) = self.functions.get(&key) {
@@ -98,8 +100,8 @@ impl ProfileBuilder {
         let next = self.modules.len() as u64 + 1;
         let (index, count) = self.modules.entry(module.to_owned()).or_insert((next, 0));
         *count += 1;
-        // The report looks up the byte before a frame, which is a return address. With a count from 1, it lies in the
-        // module.
+        // The report takes a frame for a return address, and looks up the byte before. Because counts begin at 1, that
+        // byte lies in the module.
         let id = self
             .profile
             .stacks
@@ -119,7 +121,8 @@ impl ProfileBuilder {
         id
     }
 
-    /// Returns the profile, with a mapping for each module. `sample_interval` is `None` if it is unknown.
+    /// Returns the profile, with a mapping for each module. `sample_interval` is the mean bytes between samples; `None`
+    /// if unknown.
     fn into_symbolized(mut self, sample_interval: Option<i64>) -> SymbolizedProfile {
         let mapping = |(module, (index, _)): (&String, &(u64, u64))| Mapping {
             start: Address(index * MODULE_SIZE),

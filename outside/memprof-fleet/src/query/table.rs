@@ -7,7 +7,7 @@ pub(super) fn format_bytes(bytes: i64) -> String {
     format_amount(bytes, SampleType::InuseSpace)
 }
 
-/// Formats a size with its sign, as `+1.50MiB`.
+/// Formats a difference in bytes with its sign, as `+1.50MiB`.
 pub(super) fn format_signed_bytes(value: i64) -> String {
     let sign = if value < 0 { "" } else { "+" };
     format!("{sign}{}", format_bytes(value))

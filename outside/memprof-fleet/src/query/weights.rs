@@ -42,7 +42,7 @@ pub(crate) struct WeightedSums {
 }
 
 impl Weights {
-    /// Computes the weights of `profiles`, which are sorted by process and time.
+    /// Computes the weights of `profiles` by the method `weighting`. `profiles` are sorted by process and time.
     pub(crate) fn new(profiles: &[Profile], weighting: Weighting) -> Self {
         match weighting {
             Weighting::Newest => Self::for_newest(profiles),
@@ -81,7 +81,8 @@ impl Weights {
         weights
     }
 
-    /// Returns the weights for [`Weighting::MeanOfProcesses`]: those of the mean, divided by the number of processes.
+    /// Returns the weights for [`Weighting::MeanOfProcesses`]: 1/n for each of the n profiles of a process, divided by
+    /// the number of processes.
     fn for_mean_process(profiles: &[Profile]) -> Self {
         let mut weights = Self::for_mean(profiles);
         let count = weights.process_count() as f64;
@@ -100,13 +101,13 @@ impl Weights {
         self.0.values().map(HashMap::len).sum()
     }
 
-    /// Returns the times of the first and the last profile with a weight. `None` if there is none.
+    /// Returns the times of the earliest and the latest profile with a weight. `None` if no profile has one.
     fn time_range(&self) -> Option<(Instant, Instant)> {
         let times = || self.0.values().flat_map(HashMap::keys).copied();
         Some((Instant(times().min()?), Instant(times().max()?)))
     }
 
-    /// Returns the weight of a profile; 0 if it does not count.
+    /// Returns the weight of a profile; 0 if the profile does not count.
     fn weight(&self, profile: &Profile) -> f64 {
         let times = self.0.get(&profile.instance);
         times
@@ -116,9 +117,9 @@ impl Weights {
     }
 }
 
-/// Sums the samples of `profiles`, times their weights. The result has their sample interval if it is the same for all.
-/// Notes unreadable files and missing samples. Fails if the files cannot be listed.
-pub(crate) fn weighted_sums(
+/// Sums the samples of `profiles`, times their weights, by stack. The result has the sample interval of the profiles if
+/// it is the same for all. Adds notes about unreadable files and missing samples. Fails if the files cannot be listed.
+pub(crate) fn read_weighted_sums(
     query: &ProfileQuery,
     profiles: &[Profile],
     weights: &Weights,
@@ -152,11 +153,11 @@ pub(crate) fn weighted_sums(
             }
         }
     }
-    let found = sum(sums.by_stack.values().map(|[bytes, _]| *bytes));
+    let found = sum_numbers(sums.by_stack.values().map(|[bytes, _]| *bytes));
     let weighted = profiles
         .iter()
         .map(|profile| profile.inuse_bytes as f64 * weights.weight(profile));
-    let expected = sum(weighted);
+    let expected = sum_numbers(weighted);
     // Rounding may contribute half a byte per profile.
     if (found - expected).abs() > 0.5 + profiles.len() as f64 / 2.0 {
         query.notes.add(format!(
@@ -170,13 +171,14 @@ pub(crate) fn weighted_sums(
     Ok(sums)
 }
 
-/// Returns the sum of numbers. The sum of no numbers is 0, where [`Iterator::sum`] returns -0.
-fn sum(numbers: impl Iterator<Item = f64>) -> f64 {
+/// Returns the sum of numbers. The sum of no numbers is 0, while that of [`Iterator::sum`] is -0, which notes would
+/// show.
+fn sum_numbers(numbers: impl Iterator<Item = f64>) -> f64 {
     numbers.fold(0.0, std::ops::Add::add)
 }
 
-/// Adds the samples of a batch, times their weights, to `sums`: bytes and objects by stack id. Fails if a column is
-/// missing or of another type.
+/// Adds the samples of a batch, times their weights, to `sums`: [bytes, objects] by stack id. Samples of profiles
+/// without a weight do not count. Fails if a column is missing or of another type.
 fn add_weighted_batch(
     columns: &Columns<'_>,
     weights: &Weights,

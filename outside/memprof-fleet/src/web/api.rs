@@ -29,7 +29,7 @@ type Server = State<Arc<ServerState>>;
 /// Most processes in a response.
 const MAX_PROCESSES: usize = 200;
 
-/// Returns the routes of the API; other paths get an error as JSON.
+/// Returns the routes of the API. Unknown paths get an error as JSON.
 pub(super) fn routes() -> Router<Arc<ServerState>> {
     Router::new()
         .route(
@@ -78,8 +78,8 @@ fn first_rows_json(mut rows: Vec<impl serde::Serialize>) -> Value {
     json!(rows)
 }
 
-/// Responds with the rows that `rows` computes from the selected profiles, which come without samples, and with the
-/// time window and the notes of the query. Responds with a problem if a parameter is invalid, or there is no profile.
+/// Responds with JSON: the rows that `rows` computes from the selected profiles, which come without samples; the time
+/// window; and the notes of the query. Responds with an error if a parameter is invalid, or there is no profile.
 async fn serve_rows(
     State(server): Server,
     params: QueryExtractor,
@@ -87,7 +87,7 @@ async fn serve_rows(
 ) -> Result<Json<Value>, Problem> {
     let Parameters(params) = params.map_err(|error| Problem::invalid(error.body_text()))?;
     let url = server.store.clone();
-    let reply = run_with_permit(&server, move |store| {
+    let reply = run_query_with_permit(&server, move |store| {
         let query = params.to_query(store)?;
         let profiles = query.read_selected_profiles(params.build.as_deref());
         let rows = rows(&query, &profiles.map_err(problem_from_error)?);
@@ -103,7 +103,7 @@ async fn serve_rows(
 }
 
 /// Responds with a sum of profiles, or a comparison of two builds or time windows, in the requested format. Responds
-/// with a problem if parameters are invalid or contradict each other, or there is no profile.
+/// with an error if parameters are invalid or contradict each other, or there is no profile.
 async fn serve_profile(State(server): Server, params: QueryExtractor) -> Result<Response, Problem> {
     let Parameters(params) = params.map_err(|error| Problem::invalid(error.body_text()))?;
     let format = FileFormat::from_name(params.format.as_deref().unwrap_or("text"))?;
@@ -116,7 +116,7 @@ async fn serve_profile(State(server): Server, params: QueryExtractor) -> Result<
         sample_type: params.sample_type()?,
         ..Options::default()
     };
-    let bytes = run_with_permit(&server, move |store| {
+    let bytes = run_query_with_permit(&server, move |store| {
         let query = params.to_query(Arc::clone(&store))?;
         let build = params.build.as_deref();
         let result = match (build, params.base.as_deref(), params.base_query(store)?) {
@@ -138,9 +138,9 @@ async fn serve_profile(State(server): Server, params: QueryExtractor) -> Result<
     Ok(format.reply("fleet", bytes.await?.into()))
 }
 
-/// Opens the store and runs `work` on it, on a thread that may block, as soon as one of the
-/// [`MAX_QUERIES`](super::MAX_QUERIES) permits is free. Fails if the store cannot be opened, or `work` fails or panics.
-async fn run_with_permit<T: Send + 'static>(
+/// Opens the store and runs `work` on it, on a thread that may block, as soon as a permit for one of
+/// [`MAX_QUERIES`](super::MAX_QUERIES) queries is free. Fails if the store cannot be opened, or `work` fails or panics.
+async fn run_query_with_permit<T: Send + 'static>(
     server: &ServerState,
     work: impl FnOnce(Arc<ProfileStore>) -> Result<T, Problem> + Send + 'static,
 ) -> Result<T, Problem> {
@@ -157,7 +157,7 @@ async fn run_with_permit<T: Send + 'static>(
     result.map_err(|error| Problem::internal(error.to_string()))?
 }
 
-/// Converts an error to a problem with the HTTP status for its exit code.
+/// Converts an error of a query to an HTTP error. The error's exit code determines the status.
 fn problem_from_error(error: anyhow::Error) -> Problem {
     let (status, kind) = match crate::exit_code_of(&error) {
         NO_DATA => (StatusCode::NOT_FOUND, "no_data"),

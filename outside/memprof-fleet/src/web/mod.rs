@@ -28,8 +28,8 @@ struct ServerState {
     permits: Arc<Semaphore>,
 }
 
-/// Runs `memprof serve --store` until a signal ends it. Fails if the store's URL is invalid or the address is exposed
-/// (exit code 2), or if the address cannot be listened on.
+/// Runs `memprof serve --store`: serves the page and the API until SIGTERM or SIGINT. Fails if the store's URL is
+/// invalid or other machines can reach the address (exit code 2), or if the address cannot be listened on.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let config = Config::read(&args.store)?;
     // An invalid URL is reported before the server starts.
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Converts an error of listening. It has exit code 2 if other machines could reach the address.
+/// Converts an error of listening. The error has exit code 2 if other machines could reach the address.
 fn listen_error(error: ListenError) -> anyhow::Error {
     match error {
         ListenError::Exposed(_) => with_exit_code(USAGE, error.to_string()),

@@ -70,14 +70,14 @@ impl QueryParams {
         let length = length.map_err(|error| Problem::invalid(format!("for: {error}")))?;
         Ok(ProfileQuery {
             store,
-            from: to.before(length.unwrap_or(DEFAULT_LENGTH)),
+            from: to.minus(length.unwrap_or(DEFAULT_LENGTH)),
             to,
             target,
             notes: Notes::Collect(Mutex::default()),
         })
     }
 
-    /// Returns the requested sample type, by default bytes in use. Fails for other types than those in use.
+    /// Returns the requested sample type, by default bytes in use. Fails for every type but bytes and objects in use.
     pub(super) fn sample_type(&self) -> Result<SampleType, Problem> {
         match self.sample_type.as_deref() {
             None | Some("inuse_space") => Ok(SampleType::InuseSpace),
