@@ -15,7 +15,7 @@ pub(crate) fn jemalloc_functions() -> memprof_jemalloc_t {
     }
 }
 
-/// Forwards to `malloc_stats_print`, whose declaration has another type for the callback.
+/// Forwards to jemalloc's `malloc_stats_print`, which declares the callback with another type.
 #[expect(unsafe_code, reason = "an allocator call with the plugin's callback")]
 unsafe extern "C" fn stats_print(
     write: memprof_stats_callback_t,

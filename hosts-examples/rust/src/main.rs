@@ -59,7 +59,7 @@ fn run_host() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Parses the command line, `--config FILE`, and returns FILE. Any other one is an error.
+/// Parses the command line, which must be `--config FILE`, and returns FILE.
 fn parse_config_path() -> anyhow::Result<PathBuf> {
     let args: Vec<_> = std::env::args_os().skip(1).collect();
     match args.as_slice() {

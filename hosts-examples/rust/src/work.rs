@@ -21,7 +21,8 @@ pub(crate) struct Worker {
     thread: JoinHandle<()>,
 }
 
-/// Starts the thread, which grows a cache and handles requests until it is stopped.
+/// Starts a thread that grows a cache and handles requests until it is stopped, in rounds of 10 ms. Fails if no thread
+/// can be created.
 pub(crate) fn start_worker() -> io::Result<Worker> {
     let (stop, stopped) = mpsc::channel();
     let thread = Builder::new().name("worker".into()).spawn(move || {
@@ -35,7 +36,7 @@ pub(crate) fn start_worker() -> io::Result<Worker> {
 }
 
 impl Worker {
-    /// Stops the thread and waits for it. If it panicked, that is logged.
+    /// Stops the thread and waits for its end. Logs an error if the thread panicked.
     pub(crate) fn stop(self) {
         drop(self.stop);
         if self.thread.join().is_err() {

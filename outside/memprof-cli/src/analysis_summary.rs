@@ -60,7 +60,8 @@ struct UnsearchedPart<'a> {
 }
 
 impl<'a> UnsearchedPart<'a> {
-    /// Describes a part. Its amount is either bytes or a count; it has neither if the amount is not known.
+    /// Builds the JSON form of a part. The amount of a part is either bytes or a count; if the amount is not known,
+    /// both are `None`.
     fn new(part: &'a Unsearched) -> Self {
         let (bytes, count) = match part.amount {
             Some(UnsearchedAmount::Bytes(bytes)) => (Some(bytes), None),
@@ -78,21 +79,22 @@ impl<'a> UnsearchedPart<'a> {
 }
 
 /// Calls `run`, which analyzes a process, with the options and a function that shows its phases on the terminal.
-/// Meanwhile a reaper stands by, which reaps the copies of the process if this program is killed. From now on, malloc
-/// maps this program's large blocks.
+/// Meanwhile a second process (the reaper) waits to clean up the copies of the analyzed process if this program is
+/// killed. Also changes malloc of this program for the rest of its run: large blocks are mapped each on its own.
 pub(crate) fn analyze<T>(
     pid: u32,
     options: AnalysisOptions,
     run: impl FnOnce(AnalysisOptions, &dyn Fn(Phase)) -> Result<T, Error>,
 ) -> anyhow::Result<T> {
-    // Freed blocks then no longer count towards this program's resident set.
+    // Such blocks are unmapped when they are freed, so they no longer count towards this program's resident set.
     own_heap::map_large_blocks();
     let _reaper = ReaperGuard::start(pid)?;
     let progress = PhaseProgress::default();
     finish_analysis(pid, run(options, &|phase| progress.show_phase(pid, phase)))
 }
 
-/// Clears the progress line. Adds the process's name, the remedy and the exit code to an error.
+/// Clears the progress line, and returns the result of an analysis. Adds the process's name, the remedy and the exit
+/// code to an error.
 pub(crate) fn finish_analysis<T>(pid: u32, result: Result<T, Error>) -> anyhow::Result<T> {
     output::clear_progress();
     result.map_err(|error| analysis_error(pid, &error))
@@ -106,8 +108,8 @@ pub(crate) struct PhaseProgress {
 }
 
 impl PhaseProgress {
-    /// Shows the phase of the analysis of a process. While pointers to objects are searched, the line also has the
-    /// share that is done; the time left is measured from the start of that phase.
+    /// Shows the phase of the analysis of a process. In the phase that searches for pointers to objects, the line also
+    /// has the share done, and the time left by the speed since that phase began.
     pub(crate) fn show_phase(&self, pid: u32, phase: Phase) {
         let text = phase_text(pid, phase);
         let mut marking = self.marking.borrow_mut();
@@ -148,7 +150,8 @@ fn analysis_error(pid: u32, error: &Error) -> anyhow::Error {
 }
 
 impl<'a> AnalysisSummary<'a> {
-    /// Builds the summary from the report of an analysis that has just ended. Reads this program's peak memory.
+    /// Builds the summary from the report of an analysis that has just ended. Reads this program's peak memory. The
+    /// time is now if the report has none.
     pub(crate) fn new(pid: u32, report: &'a AnalysisReport) -> Self {
         let taken = report.taken.unwrap_or_else(SystemTime::now);
         Self {
@@ -175,7 +178,8 @@ impl<'a> AnalysisSummary<'a> {
         }
     }
 
-    /// Returns the lines at the end of a text, after an empty line: the summary, unsearched parts and warnings.
+    /// Returns the last lines of a command's text output, after an empty line: the summary, the unsearched parts and
+    /// the warnings.
     pub(crate) fn closing_lines(&self) -> Vec<String> {
         let mut lines = vec![format!("\n{}", self.summary_sentence())];
         lines.extend(self.unsearched_lines());
@@ -210,8 +214,8 @@ impl<'a> AnalysisSummary<'a> {
         )
     }
 
-    /// Returns the addition to the sentence for a pause that was longer than `--max-pause` allows, because the machine
-    /// was busy while all threads were stopped. Empty if no pause was longer, or if no limit is set (0).
+    /// Returns the part of the summary about a pause that was longer than `--max-pause` allows, because the machine was
+    /// busy while all threads were stopped. Empty if no pause was longer, or if no limit is set (0).
     fn long_pause_text(&self) -> String {
         let is_long = |pause: &f64| *pause > self.max_pause_ms;
         match self.max_pause_ms > 0.0 && self.stopped_ms.iter().any(is_long) {
@@ -229,8 +233,8 @@ impl<'a> AnalysisSummary<'a> {
         unsearched.map(|part| format!("not searched: {}", part.text))
     }
 
-    /// Builds the page of `command`. `head` are the first lines of the text: the heading, then facts. `limits` are
-    /// sentences on the limits of the analysis. Panics if `head` is empty.
+    /// Builds the page of `command`. `head` are the first lines of its text output: the heading, then facts. `limits`
+    /// are sentences on the limits of the analysis, `outlines` the page's tables. Panics if `head` is empty.
     pub(crate) fn build_page(
         &self,
         command: &str,
@@ -262,11 +266,11 @@ impl<'a> AnalysisSummary<'a> {
 }
 
 /// Parses an amount of memory, e.g. `512MiB`, to bytes. The error is a text with a valid example.
-pub(crate) fn parse_amount(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_memory_amount(text: &str) -> Result<u64, String> {
     parse_size(text).ok_or_else(|| format!("a size is {SIZE_EXAMPLE}"))
 }
 
-/// Returns the peak resident set of this program, in bytes; 0 if it cannot be read.
+/// Returns the peak resident set of this program in bytes (`VmHWM` in /proc/self/status); 0 if it cannot be read.
 fn peak_resident_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let value = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

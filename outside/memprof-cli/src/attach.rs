@@ -128,7 +128,8 @@ pub(crate) fn run(args: &AttachArgs) -> Outcome {
     })
 }
 
-/// Attaches unless the process is a host already, patches its malloc if necessary, and prints the result.
+/// Attaches unless the process is a host already (has the plugin loaded), patches its malloc if necessary, and prints
+/// the result.
 fn attach_and_report(args: &AttachArgs) -> Outcome {
     let (mut client, attached) = connect_or_attach(args)?;
     let status = client.status()?;
@@ -142,14 +143,15 @@ fn attach_and_report(args: &AttachArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// Connects to a process that is a host already; `None` if it is not, or does not reply.
+/// Connects to a process if it is a host already: the plugin is loaded and replies. `None` if it is not, or if it does
+/// not reply.
 pub(crate) fn connect_existing_host(pid: u32) -> Option<Client> {
     target::connect(Some(&pid.to_string())).ok()
 }
 
-/// Connects to a process, and attaches to it first if it is no host yet. The outcome is `None` if it was a host
-/// already, or became one meanwhile: an earlier `memprof attach` that was killed may have left a thread that loads the
-/// plugin.
+/// Connects to a process. If it is no host yet, first attaches to it, which loads the plugin. The outcome is `None` if
+/// the process was a host already, or became one meanwhile: an earlier `memprof attach` that was killed may have left a
+/// thread that loads the plugin.
 pub(crate) fn connect_or_attach(
     args: &AttachArgs,
 ) -> anyhow::Result<(Client, Option<AttachOutcome>)> {
@@ -182,9 +184,9 @@ fn attach(args: &AttachArgs) -> anyhow::Result<AttachOutcome> {
     attached.map_err(|error| refusal_error(pid, &error))
 }
 
-/// Connects to a process into which the plugin was just loaded; polls until that succeeds. The plugin is found by the
-/// name of its thread that accepts connections, which on a busy machine has this name only some time after the socket
-/// was opened. Fails if the program ends, or the plugin does not answer within [`ACCEPTOR_TIMEOUT`].
+/// Connects to a process into which the plugin was just loaded; retries until that succeeds. The plugin is found by the
+/// name of its thread that accepts connections. On a busy machine, the thread sets its name only some time after the
+/// socket was opened. Fails if the program ends, or if the plugin does not answer within [`ACCEPTOR_TIMEOUT`].
 fn connect_when_started(args: &AttachArgs, program: &ProgramWatch) -> anyhow::Result<Client> {
     let pid = args.pid;
     let begun = Instant::now();
@@ -215,8 +217,8 @@ impl AttachArgs {
         }
     }
 
-    /// Returns the sampler of the last `sampler=` in the arguments; the default if there is none, or if it is invalid.
-    /// The plugin refuses an invalid one, and several.
+    /// Returns the sampler of the last `sampler=` in the plugin's arguments. Returns the default if there is none, or
+    /// if its value is invalid: the plugin refuses invalid and repeated values itself.
     fn sampler(&self) -> SamplerChoice {
         let mut args = self.args.iter().rev();
         let sampler = args.find_map(|arg| arg.strip_prefix("sampler="));
@@ -225,7 +227,8 @@ impl AttachArgs {
             .unwrap_or_default()
     }
 
-    /// Builds the plugin's configuration. Reads the config file.
+    /// Builds the plugin's configuration from the options and arguments. Reads the file of `--config`, and fails if it
+    /// cannot be read.
     fn build_attachment(&self) -> anyhow::Result<Attachment> {
         let read = |path: &PathBuf| {
             let text = fs::read_to_string(path);
@@ -242,8 +245,8 @@ impl AttachArgs {
     }
 }
 
-/// Builds the output, its text included. Requests the name and the status of the host. `attached` is `None` if the
-/// process was a host already.
+/// Builds the output of the command, its text included. Requests the name and the status of the host. `attached` is
+/// `None` if the process was a host already; `entries` is the result of patching malloc.
 fn build_output(
     args: &AttachArgs,
     client: &mut Client,
@@ -312,8 +315,8 @@ fn build_output(
     })
 }
 
-/// Returns the note that sampling goes on without the new patches. Empty if nothing was patched, if sampling uses the
-/// patches already, or if it is inactive.
+/// Returns the note that running sampling does not use the new patches: it still intercepts malloc through relocation
+/// entries ("slots"). Empty if nothing was patched, if sampling is inactive, or if it uses no slots.
 fn unused_patches_note(status: &ParsedReply, entries: &PatchOutcome, pid: u32) -> String {
     let allocators = status.field("allocators").as_array();
     let mut allocators = allocators.into_iter().flatten();
@@ -328,8 +331,9 @@ fn unused_patches_note(status: &ParsedReply, entries: &PatchOutcome, pid: u32) -
     )
 }
 
-/// Returns the note on signal handlers that must not fork any more, because the program had a single thread. `handled`
-/// are the names of their signals. `None` if there are none.
+/// Returns the note on signal handlers that may deadlock from now on if they fork. In a process that has never had a
+/// second thread, fork(3) takes no locks of malloc; the plugin's thread ends that. `handled` are the names of the
+/// handled signals. `None` if there are none.
 pub(crate) fn forking_handlers_note(handled: &[String]) -> Option<String> {
     let line = format!(
         "it had one thread until now: if its handler of {} forks, that may wait for ever, also after `memprof detach` \

@@ -12,9 +12,9 @@ use anyhow::Context;
 use crate::output;
 use crate::signals;
 
-/// Writes a page to a new file in the directory for temporary files, which is kept, and which only this user may read.
-/// Returns its path and the result of `write`.
-pub(crate) fn write_page<T>(
+/// Writes an HTML page to a new file in the directory for temporary files. The file stays after this program's end, and
+/// only this user may read it. Returns its path and the result of `write`.
+pub(crate) fn write_temporary_page<T>(
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<(PathBuf, T)> {
     let failed = || format!("failed to write a page in {}", env::temp_dir().display());
@@ -47,8 +47,8 @@ pub(crate) fn open_or_print_to_stderr(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens a file in the first of the user's browsers that starts, and says so on stderr. Returns false if none does;
-/// each failure is noted on stderr.
+/// Opens a file in the first of the user's browsers that starts, and says so on stderr. Notes each failure to start one
+/// on stderr. Returns false if none starts.
 fn open_in_browser(file: &Path) -> anyhow::Result<bool> {
     let file = std::path::absolute(file)?;
     let started = candidate_browsers()
@@ -79,7 +79,8 @@ fn candidate_browsers() -> Vec<String> {
     browsers
 }
 
-/// Starts a browser, without its output, and does not wait for it: it may run while its window is open.
+/// Starts a browser with its output discarded, and does not wait for it: it may run for as long as its window is open.
+/// The browser gets the signal mask and SIGPIPE's disposition of this program's caller.
 fn spawn_browser(browser: &str, file: &Path) -> io::Result<()> {
     let mut command = Command::new(browser);
     command

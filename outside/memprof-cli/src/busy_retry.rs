@@ -19,8 +19,8 @@ pub(crate) trait MaybeBusy {
     fn is_busy(&self) -> bool;
 }
 
-/// Sends a request again while the host is busy with a dump, for up to [`BUSY_TIMEOUT`]. Returns the last result, which
-/// may still be that refusal.
+/// Calls `request` again while the host is busy with another client's dump, for up to [`BUSY_TIMEOUT`]. Returns the
+/// last result, which may still be the refusal.
 pub(crate) fn retry_while_busy<T: MaybeBusy>(mut request: impl FnMut() -> T) -> T {
     let start = Instant::now();
     loop {

@@ -46,8 +46,9 @@ pub(crate) fn run(args: &CheckArgs) -> Outcome {
     }
 }
 
-/// Loads the plugin in a child process. Fails if the child takes longer than `limit`, crashes, or ends before the check
-/// is made; otherwise the outcome is its exit code.
+/// Loads the plugin in a child process, which proves the check by sending its pid over a socket, its standard input.
+/// Fails if the child takes longer than `limit`, crashes, or ends before it has made the check. Otherwise, the outcome
+/// is the child's exit code.
 fn check_by_child(plugin: &Path, limit: Duration) -> Outcome {
     let own = std::env::current_exe().context("failed to find this program")?;
     let (mut proof, child_end) = UnixStream::pair().context("failed to make a socket pair")?;
@@ -108,19 +109,19 @@ fn wait_for_exit(child: &Child, limit: Duration) -> Result<bool> {
     Ok(ready > 0)
 }
 
-/// Makes the check in this process, which is the child. Sends the proof to standard input, which [`check_by_child`] has
-/// made a socket.
+/// Checks the plugin in this process, the child that [`check_by_child`] starts. Then sends this process's pid, the
+/// proof of the check, to standard input, which is a socket to the parent.
 fn check_as_child(plugin: &Path) -> Outcome {
     let outcome = check_and_print(plugin);
-    // The write fails if a user typed the option: then standard input is no socket.
+    // The write fails if a user typed the hidden option: then standard input is no socket.
     if let Ok(proof) = std::io::stdin().as_fd().try_clone_to_owned() {
         let _written = UnixStream::from(proof).write_all(&std::process::id().to_ne_bytes());
     }
     outcome
 }
 
-/// Loads the plugin as a host would, and prints its ID, version and messages. Notes warnings. The exit code of an error
-/// is that of its status.
+/// Loads the plugin as a host would, and prints its ID, version and messages. Writes warnings to stderr. An error has
+/// the exit code that fits its status.
 fn check_and_print(plugin: &Path) -> Outcome {
     let (info, warnings) = memprof_host::check(plugin, None)
         .map_err(|error| with_exit_code(code_of_status(error.status()), error.to_string()))?;

@@ -25,16 +25,16 @@ impl CommandGroup {
     /// /proc/self/stat cannot be read.
     pub(crate) fn choose(command: &mut Command) -> anyhow::Result<Self> {
         let stat = fs::read_to_string("/proc/self/stat").context("/proc/self/stat")?;
-        let group = Self::for_stat(&stat);
+        let group = Self::from_stat(&stat);
         if group == Self::Own {
             command.process_group(0);
         }
         Ok(group)
     }
 
-    /// Chooses `Shared` if this program's group is in the foreground of its terminal, by the text of its
-    /// /proc/PID/stat. `Own` otherwise, also for a text without these fields.
-    fn for_stat(stat: &str) -> Self {
+    /// Returns `Shared` if this program's process group is in the foreground of its terminal, by the text of its
+    /// /proc/PID/stat. Returns `Own` otherwise, also for a text that lacks the group or the foreground group.
+    fn from_stat(stat: &str) -> Self {
         // proc(5) counts the fields from 1; the first one after the name is the state, field 3.
         let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
         let field = |number: usize| fields.split_ascii_whitespace().nth(number - 3);
@@ -45,7 +45,7 @@ impl CommandGroup {
         }
     }
 
-    /// Returns whether the command has itself received a signal that came to this program with that `si_code`
+    /// Returns whether the command has itself received a signal that this program received with the origin `si_code`
     /// (sigaction(2)). A terminal sends its signals to the whole foreground group; only the SIGHUP when it closes goes
     /// to the session's leader alone.
     pub(crate) fn has_received(self, signal: Signal, si_code: i32) -> bool {
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn command_shares_the_group_only_in_the_foreground() {
         let check =
-            |stat: &str, expected| assert_eq!(CommandGroup::for_stat(stat), expected, "{stat}");
+            |stat: &str, expected| assert_eq!(CommandGroup::from_stat(stat), expected, "{stat}");
         check("7 (memprof) R 1 7 7 34816 7 4194304", CommandGroup::Shared);
         check("7 (a) b) R 1 7 7 34816 7 4194304", CommandGroup::Shared);
         check("7 (memprof) R 1 7 7 34816 9 4194304", CommandGroup::Own);

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
 use memprof_messages::{MESSAGES, PLUGIN};
 
-/// Returns a completer that offers those of the candidates that start with the typed text.
+/// Returns a completer that offers the candidates that start with the typed text.
 pub(crate) fn candidates_completer(candidates: Vec<String>) -> ArgValueCompleter {
     ArgValueCompleter::new(move |current: &OsStr| matching_candidates(&candidates, current))
 }
@@ -27,7 +27,7 @@ fn host_pids_and_names() -> Vec<String> {
     by_pid.chain(by_name).filter(is_plain).collect()
 }
 
-/// Returns a completer for a word of `memprof msg`: a running host, the plugin `memory_profile`, or one of its
+/// Returns a completer for an argument of `memprof msg`: a running host, the plugin `memory_profile`, or one of its
 /// messages.
 pub(crate) fn msg_completer() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {

@@ -10,13 +10,15 @@ use crate::output;
 /// Environment variable by which the shell's script requests completions from this program.
 pub(crate) const COMPLETE_VARIABLE: &str = "MEMPROF_COMPLETE";
 
-/// Prints a shell's script that runs this program at each completion, so that it offers the hosts that run then.
+/// Prints a shell's completion script. The script runs this program at each completion, so that it offers the hosts
+/// that run at that time.
 pub(crate) fn print_script(shell: Shell) -> Outcome {
     let mut script = Vec::new();
     let shell = shell.to_string();
     let shells = Shells::builtins();
     let completer = shells.completer(&shell);
     let completer = completer.with_context(|| format!("no script for {shell}"))?;
+    // The shell function, the completed command and the program that completes it have the same name.
     completer.write_registration(
         COMPLETE_VARIABLE,
         "memprof",

@@ -29,8 +29,9 @@ impl Container {
         Self::parse(&cgroups)
     }
 
-    /// Returns the innermost container that the text of /proc/PID/cgroup names. Its lines are `ID:CONTROLLERS:PATH`
-    /// (cgroups(7)). `None` if it names none.
+    /// Returns the innermost container that the text of /proc/PID/cgroup names. A line of the text is
+    /// `ID:CONTROLLERS:PATH` (cgroups(7)); the first line whose path names a container decides. `None` if no line names
+    /// one.
     pub(crate) fn parse(cgroups: &str) -> Option<Self> {
         let paths = cgroups
             .lines()
@@ -48,11 +49,12 @@ impl Container {
         found.next()
     }
 
-    /// Returns the container that a directory of a cgroup's path names; `parent` is the directory above it. `None` if
-    /// it names none.
+    /// Returns the container that one directory of a cgroup's path (`part`) names; `parent` is the directory above it.
+    /// `None` if the directory names none.
     fn from_part(part: &str, parent: &str) -> Option<Self> {
         let scope = part.strip_suffix(".scope");
-        // docker-ID.scope, cri-containerd-ID.scope, crio-ID.scope, libpod-ID.scope; or the id alone.
+        // The directory is docker-ID.scope, cri-containerd-ID.scope, crio-ID.scope, libpod-ID.scope, or the id alone,
+        // which has 64 digits.
         let id = scope.unwrap_or(part).rsplit('-').next().unwrap_or_default();
         let is_id = id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
         // conmon watches the container, and is not in it.
@@ -79,8 +81,9 @@ impl Container {
         })
     }
 
-    /// Returns whether a name that a user typed is that of this container, in which process `pid` is: its name, the
-    /// start of its id, or its host name, which Kubernetes sets to the pod's name.
+    /// Returns whether `text`, which a user typed, names this container: it is its name, the start of its id, or its
+    /// host name, which Kubernetes sets to the pod's name. The host name is read in the root directory of `pid`, a
+    /// process of this container.
     fn has_name(&self, pid: u32, text: &str) -> bool {
         let is_prefix = self.has_id && text.len() >= MIN_PREFIX && self.id.starts_with(text);
         is_prefix
@@ -94,7 +97,7 @@ impl Container {
 const MAX_HOST_NAME: u64 = 65;
 
 /// Reads /etc/hostname in the root directory of a process. The process may have chosen the file, so no link leads out
-/// of its root, and only a regular file is read. `None` if there is none, or if it cannot be read.
+/// of its root, and only a regular file is read. `None` if there is no such file, or if it cannot be read as UTF-8.
 fn read_host_name(root: &Path) -> Option<String> {
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = openat(CWD, root, directory, Mode::empty()).ok()?;
@@ -185,7 +188,8 @@ pub(crate) fn find_process_in_container(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Returns the pid of a process in its innermost pid namespace. `None` if its status cannot be read, as after its end.
+/// Returns the pid of a process in its innermost pid namespace. `None` if its status cannot be read, as after its end,
+/// or lists no namespaces.
 fn innermost_pid(pid: u32) -> Option<u32> {
     let status = ProcStatus::read_thread(pid).ok()?;
     status.ns_pids.last().copied()

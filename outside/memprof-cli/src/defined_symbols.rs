@@ -4,8 +4,8 @@ use memchr::memmem;
 use object::read::elf::{ElfFile64, SectionHeader, Sym};
 use object::{Endianness, ReadRef};
 
-/// Returns the names of the symbols that a file defines and `is_selected` accepts, from each table of symbols in whose
-/// names `text` occurs.
+/// Returns the names of the symbols that a file defines and `is_selected` accepts. `text` must be a part of every name
+/// to be found: a symbol table in whose names it does not occur is skipped. A symbol of both tables is returned twice.
 pub(crate) fn defined_names<'d, R: ReadRef<'d>>(
     elf: &ElfFile64<'d, Endianness, R>,
     text: &[u8],

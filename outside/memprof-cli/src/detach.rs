@@ -90,12 +90,16 @@ pub(crate) fn run(args: &DetachArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// Detaches the plugin, restores patched functions, waits until the plugin's threads have ended, and removes the empty
-/// directories that it leaves in a container. A plugin that was loaded with the program cannot be detached. If
-/// functions were patched for it, it only loses its samples and the patches, and the outcome is `Patches`. If the
-/// plugin has ended already, but has left patched functions, these are restored.
+/// Detaches the plugin from a process, restores the functions whose code was patched, waits until the plugin's threads
+/// have ended, and removes the empty directories that the plugin leaves in a container.
 ///
-/// Fails if the process is halted, or if a thread still runs after [`THREADS_EXIT_TIMEOUT`].
+/// A plugin that was loaded with the program refuses to detach. If functions were patched for it, only the patches and
+/// the samples are removed, and the outcome is `Patches`. If the plugin has ended already but has left patched
+/// functions, these are restored.
+///
+/// # Errors
+/// The process cannot be reached, refuses, or is halted, or a thread of the plugin still runs after
+/// [`THREADS_EXIT_TIMEOUT`].
 pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
     let _step = SlowStep::begin(format!("detaching from {pid}"));
     let mut client = match target::connect(Some(&pid.to_string())) {
@@ -138,9 +142,9 @@ pub(crate) fn detach(pid: u32) -> anyhow::Result<DetachOutcome> {
     Ok(DetachOutcome::Plugin)
 }
 
-/// Returns whether a thread of the plugin runs: their names begin with "memprof-" (memprof-own). A thread that loads
-/// the plugin for a killed `memprof attach` has another name. `None` if the threads cannot be listed, as when the process
-/// has ended.
+/// Returns whether a thread of the plugin runs in a process, by the names of the threads: those of the plugin begin
+/// with "memprof-" (crate memprof-own). A thread that loads the plugin for a killed `memprof attach` has another name.
+/// `None` if the threads cannot be listed, as when the process has ended.
 pub(crate) fn has_memprof_threads(pid: u32) -> Option<bool> {
     let mut tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
     Some(tasks.any(|task| {

@@ -49,8 +49,8 @@ pub(crate) fn run(args: &MessageArgs) -> Outcome {
     message::print_reply(&reply, args.to.json)
 }
 
-/// Diagnoses a process without the plugin, and prints the findings, as JSON if `json`. The exit code is 4 if it cannot
-/// be profiled.
+/// Diagnoses a process without a reachable plugin, and prints the findings, as JSON if `json`. The exit code is 4 if
+/// the process cannot be attached to, or if its allocator lacks symbols.
 fn diagnose_outside(pid: u32, json: bool) -> Outcome {
     let examined = examine_for_load(pid);
     let mut findings = Vec::new();
@@ -116,8 +116,8 @@ fn diagnose_outside(pid: u32, json: bool) -> Outcome {
     Ok(if is_refused { UNAVAILABLE } else { 0 }.into())
 }
 
-/// Returns the command to type next about a process without the plugin: which one works depends on whether it can be
-/// attached to (`can_attach`), and on whether it can be read.
+/// Returns the command to type next about a process without the plugin. The choice depends on whether the process can
+/// be attached to (`can_attach`), and on whether memprof may read its memory.
 pub(crate) fn next_command(pid: u32, can_attach: bool) -> String {
     match (can_attach, examine_for(Purpose::Read, pid).is_ok()) {
         (true, _) => format!("memprof record {pid}"),
@@ -126,8 +126,8 @@ pub(crate) fn next_command(pid: u32, can_attach: bool) -> String {
     }
 }
 
-/// Builds the finding that the plugin cannot be loaded. If the process can be read nevertheless, the remedy names the
-/// commands that need no plugin.
+/// Builds the finding that the plugin cannot be loaded. If memprof may read the process nevertheless, the remedy also
+/// names the commands that need no plugin.
 fn refusal_finding(pid: u32, refusal: &Refusal) -> Finding {
     let remedy = memprof_attach::refusal_remedy(pid, refusal);
     let remedy = remedy.unwrap_or_else(|| "nothing helps while it runs".to_owned());
@@ -145,8 +145,8 @@ fn refusal_finding(pid: u32, refusal: &Refusal) -> Finding {
     }
 }
 
-/// Builds the finding that the process has the plugin, but no control socket. Whether the program has loaded it itself
-/// cannot be seen from outside.
+/// Builds the finding that the process has the plugin, but no control socket. The text names both possible reasons,
+/// because it is not visible from outside whether the program has loaded the plugin itself.
 fn plugin_without_socket_finding(pid: u32) -> Finding {
     Finding {
         kind: "no_control_socket".into(),
@@ -161,7 +161,7 @@ fn plugin_without_socket_finding(pid: u32) -> Finding {
     }
 }
 
-/// Builds the finding that the functions of an allocator in the program have no symbols.
+/// Builds the finding that the functions of an allocator that is linked into the program have no symbols.
 fn stripped_allocator_finding(pid: u32, allocator: &str) -> Finding {
     Finding {
         kind: "stripped_allocator".into(),
@@ -171,7 +171,7 @@ fn stripped_allocator_finding(pid: u32, allocator: &str) -> Finding {
     }
 }
 
-/// Describes an allocator of the program whose functions have no symbols.
+/// Returns the message about an allocator that is linked into the program and whose functions have no symbols.
 pub(crate) fn stripped_allocator_text(allocator: &str) -> String {
     format!(
         "the program contains {allocator}, but was stripped, so nothing tells which functions are {allocator}'s: what it \
@@ -179,8 +179,8 @@ pub(crate) fn stripped_allocator_text(allocator: &str) -> String {
     )
 }
 
-/// Returns the remedy for an allocator whose functions have no symbols: keep them in another build. Until then, it
-/// names the commands that work without them.
+/// Returns the remedy for an allocator whose functions have no symbols: keep the symbols in the next build. Also names
+/// the commands that work without symbols on the running process.
 pub(crate) fn stripped_allocator_remedy(pid: u32, allocator: &str) -> String {
     let now = match allocator {
         "jemalloc" => format!(
@@ -193,8 +193,8 @@ pub(crate) fn stripped_allocator_remedy(pid: u32, allocator: &str) -> String {
     )
 }
 
-/// Returns the notice that attaching will read the process's seccomp filter, and may refuse then. `None` if it has no
-/// filter.
+/// Returns the notice that attaching will read the process's seccomp filter, and may refuse because of it. `None` if
+/// the process has no filter.
 fn seccomp_notice(process: &ExaminedProcess) -> Option<Finding> {
     process.has_filter().then(|| Finding {
         kind: "seccomp_filter".into(),
@@ -205,8 +205,9 @@ fn seccomp_notice(process: &ExaminedProcess) -> Option<Finding> {
     })
 }
 
-/// Finds the language runtimes of a process whose objects come from no allocator, by what its files export, their
-/// names, its environment and its arguments. Empty if the process's memory may not be read.
+/// Finds the language runtimes of a process that keep objects in a heap of their own, not in malloc's. Detects them by
+/// symbols and names of the mapped files, by the environment and by the arguments. Empty if the process's memory may
+/// not be read.
 fn detect_runtime_heaps(pid: u32) -> Vec<RuntimeHeap> {
     let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
     let words = |bytes: Vec<u8>| -> Vec<String> {

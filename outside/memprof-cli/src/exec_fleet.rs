@@ -14,10 +14,10 @@ use crate::signals;
 /// File name of the program.
 const PROGRAM: &str = "memprof-fleet";
 
-/// Replaces this process by `memprof-fleet`, which runs `command`: the one beside this program or, if there is none,
-/// the one in `PATH`. Returns only if that fails.
+/// Replaces this process by the program `memprof-fleet`, which runs its own `command` with `args`. Uses the file beside
+/// this program or, if there is none, the one in `PATH`. Returns only if that fails.
 pub(crate) fn run(command: &str, args: &[OsString]) -> Outcome {
-    let installed = installed_path()?;
+    let installed = installed_fleet_path()?;
     let program = match installed.exists() {
         true => installed.clone(),
         false => PathBuf::from(PROGRAM),
@@ -35,8 +35,8 @@ pub(crate) fn run(command: &str, args: &[OsString]) -> Outcome {
     Err(error).with_context(|| format!("failed to run {}", program.display()))
 }
 
-/// Returns the path of `memprof-fleet` in this program's directory, where it may not exist.
-fn installed_path() -> anyhow::Result<PathBuf> {
+/// Returns the path that `memprof-fleet` has if it is installed beside this program. The file may not exist.
+fn installed_fleet_path() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("failed to find this program")?;
     Ok(own.with_file_name(PROGRAM))
 }

@@ -21,12 +21,14 @@ pub(crate) const MISMATCH: u8 = 6;
 /// `memprof test`: the command exceeded its budget.
 pub(crate) const OVER_BUDGET: u8 = 7;
 
-/// Returns the exit code for an error; see [`code_number_of_error`].
+/// Returns the exit code of this program for an error that ends a command: the one that the error carries, else one for
+/// the error's type.
 pub(crate) fn code_of_error(error: &anyhow::Error) -> ExitCode {
     code_number_of_error(error).into()
 }
 
-/// Returns the exit code for an error as a number; [`FAILED`] for an error of unknown type.
+/// Returns the exit code for an error as a number: the one that the error carries, else one for the error's type.
+/// [`FAILED`] for an error of unknown type.
 pub(crate) fn code_number_of_error(error: &anyhow::Error) -> u8 {
     if let Some(code) = memprof_output::error_code(error) {
         code
@@ -46,14 +48,14 @@ pub(crate) fn code_number_of_error(error: &anyhow::Error) -> u8 {
 /// Returns the exit code for an error of a report, by its kind.
 fn report_exit_code(error: &memprof_report::Error) -> u8 {
     match error.kind() {
-        ErrorKind::Usage => 2,
-        ErrorKind::Empty => 5,
-        ErrorKind::BuildIdMismatch => 6,
-        _ => 1,
+        ErrorKind::Usage => USAGE,
+        ErrorKind::Empty => NO_DATA,
+        ErrorKind::BuildIdMismatch => MISMATCH,
+        _ => FAILED,
     }
 }
 
-/// Returns the exit code for a plugin's status.
+/// Returns the exit code for the status with which a plugin replies (`MEMPROF_…` of the plugin ABI).
 pub(crate) fn code_of_status(status: Status) -> u8 {
     match status {
         MEMPROF_OK => 0,

@@ -104,7 +104,7 @@ enum FormatArg {
 const DEFAULT_LG_SAMPLE: u8 = 16;
 
 impl TestArgs {
-    /// Returns log2 of the sample interval in bytes.
+    /// Returns log2 of the sample interval in bytes: that of the options, else [`DEFAULT_LG_SAMPLE`].
     fn lg_sample(&self) -> u8 {
         let given = self.sample_interval.or(self.lg_sample);
         given.unwrap_or(DEFAULT_LG_SAMPLE)
@@ -181,7 +181,8 @@ pub(crate) fn run(args: &TestArgs) -> Outcome {
     Ok(code.max(FAILED).into())
 }
 
-/// Prints the verdict, or prints it as text and writes the requested report to a file.
+/// Formats the verdict as `--format` requests, and prints it. If `--output` names a file, writes the report to the
+/// file, and prints the verdict as text.
 fn write_verdict(
     verdict: &BudgetVerdict,
     file: &BudgetFile,
@@ -198,7 +199,7 @@ fn write_verdict(
     Ok(())
 }
 
-/// Fails if nothing is limited: every run would pass. `budget` is `None` if there is no budget file.
+/// Fails if the budget limits nothing, because every run would pass. `budget` is `None` if there is no budget file.
 fn require_limits(args: &TestArgs, budget: Option<&Budget>) -> anyhow::Result<()> {
     let path = args.budget.display();
     let message = match budget {
@@ -212,7 +213,7 @@ fn require_limits(args: &TestArgs, budget: Option<&Budget>) -> anyhow::Result<()
     Err(with_exit_code(USAGE, message))
 }
 
-/// Prints a note for each limit of a function without a sample. `consequence` ends its sentence.
+/// Prints a note for each limit of a function that no sample has. `consequence` ends the note's sentence.
 fn note_unmatched_limits(verdict: &BudgetVerdict, consequence: &str) {
     for check in verdict.unmatched_checks() {
         output::note(&format!(
@@ -223,8 +224,9 @@ fn note_unmatched_limits(verdict: &BudgetVerdict, consequence: &str) {
     }
 }
 
-/// Reads the stacks that a verdict needs. They are empty if only totals are limited, and none is exceeded. If a total
-/// is exceeded and they cannot be read, that is only noted, unless functions have limits.
+/// Reads the stacks that a verdict needs: all if functions have limits or a total is exceeded, else none. If functions
+/// have limits, fails if the stacks cannot be read. If only an exceeded total needs the stacks and they cannot be read,
+/// prints a note and returns none.
 fn read_needed_stacks(measured: &Measurement, budget: &Budget) -> anyhow::Result<Stacks> {
     if budget.limits_functions() {
         return Stacks::read(measured);

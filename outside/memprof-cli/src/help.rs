@@ -257,7 +257,8 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Shells and manuals", &["completions", "man", "help"]),
 ];
 
-/// Returns the template of clap for the help of the whole program: its commands by purpose, instead of clap's one list.
+/// Returns the template of clap for the help of the whole program. It lists the commands by purpose, instead of clap's
+/// one list.
 fn help_template(command: &Command) -> String {
     let names = GROUPS.iter().flat_map(|(_, names)| names.iter());
     let width = names.map(|name| name.len()).max().unwrap_or(0);
@@ -267,8 +268,10 @@ fn help_template(command: &Command) -> String {
         for name in *names {
             let about = match command.find_subcommand(name).and_then(Command::get_about) {
                 Some(about) => about.to_string(),
+                // The command `help` is missing here: clap adds it later.
                 None => "Print this, or the help of a command".to_owned(),
             };
+            // The list has one line for each command, so it shows only the first clause.
             let about = about.split([';', '\n']).next().unwrap_or_default();
             let about = about.trim_end_matches('.');
             text += &format!("  {name:width$}  {about}\n");
@@ -309,7 +312,8 @@ impl CommandHelp {
         text
     }
 
-    /// Returns the completions of the message's arguments, as `key=value`.
+    /// Returns the completions of the message's arguments as `key=value`, for each value that the table of messages
+    /// offers.
     fn argument_completions(&self) -> Vec<String> {
         let pairs = self.arguments().iter().flat_map(|argument| {
             let offered = argument.values.completions().iter();
@@ -319,7 +323,7 @@ impl CommandHelp {
     }
 }
 
-/// Builds the command line with all commands, and adds their examples and completions.
+/// Builds clap's description of the command line, and adds the commands' examples and completions.
 pub(crate) fn build_command() -> Command {
     let mut command = Args::command();
     for help in COMMANDS {
@@ -341,7 +345,7 @@ pub(crate) fn build_command() -> Command {
     command.help_template(help)
 }
 
-/// Collects the words of the command line. Removes the option in `memprof help --help`, which clap refuses.
+/// Collects the words of the command line. Removes the option of `memprof help --help`, which clap refuses.
 pub(crate) fn normalize_words(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<_> = words.collect();
     if let [_, help, option] = &*words

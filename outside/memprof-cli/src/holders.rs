@@ -21,7 +21,7 @@ use self::rows::{
     row_for_object, rows_by_kind, sampled_rows,
 };
 
-use crate::analysis_summary::{AnalysisSummary, analyze, parse_amount};
+use crate::analysis_summary::{AnalysisSummary, analyze, parse_memory_amount};
 use crate::exit::{NO_DATA, Outcome, USAGE, with_exit_code};
 use crate::output;
 use crate::process_names::describe_process;
@@ -76,7 +76,7 @@ pub(crate) struct HoldersArgs {
     /// Use this much memory at most, for example 512MiB [default: 12 % of the process's memory, at least 128 MiB]
     ///
     /// If that is not enough to find all holders of an object, one shortest path to it is shown, and marked as such.
-    #[arg(long, value_name = "SIZE", value_parser = parse_amount)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory_amount)]
     max_memory: Option<u64>,
 
     /// Print JSON
@@ -112,7 +112,7 @@ enum ObjectFilter {
 }
 
 impl ObjectFilter {
-    /// Builds the filter from the options; fails for an invalid regular expression.
+    /// Builds the filter from the options, at most one of which clap accepts. Fails for an invalid regular expression.
     fn from_args(args: &HoldersArgs) -> anyhow::Result<Self> {
         let expression = |text: &str| {
             compile_pattern(text).map_err(|error| with_exit_code(USAGE, error.to_string()))
@@ -259,6 +259,7 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
 /// Returns the lines above the table: the totals with the method, the number of matching samples, and memprof's own
 /// objects, if any.
 fn summary_lines(reply: &HoldersOutput<'_>, holding: &Holding) -> Vec<String> {
+    // Group 0 is the process, which holds all objects.
     let all = &holding.groups[0];
     let name = describe_process(reply.analysis.pid);
     let explanation = match holding.method {

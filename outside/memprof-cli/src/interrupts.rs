@@ -97,8 +97,8 @@ impl Interrupts {
         changes.into_iter().map(|(_, change)| change).collect()
     }
 
-    /// Waits until a signal comes that ends the work, or the time is over. Returns whether one has come. False also if
-    /// the wait was interrupted, before its time.
+    /// Waits until a signal comes that ends the work, or `time` is over. Returns whether such a signal has come; also
+    /// false if the wait ends early because another signal is handled (EINTR).
     pub(crate) fn wait_for_signal(&self, time: Duration) -> Result<bool> {
         let time = Timespec::try_from(time).context("the time to wait")?;
         let mut waited = [PollFd::new(self, PollFlags::IN)];
@@ -128,9 +128,9 @@ impl WatchState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Handles a signal. If it is the first one and changes are registered, it only makes
-    /// [`Interrupts::wait_for_signal`] return. A repetition of the first one within [`REPEAT_TIME`] is ignored. Any
-    /// other signal ends this program, after it has printed for each changed process how to undo the change.
+    /// Handles a signal. If it is the first one and changes are registered, only records it, and makes
+    /// [`Interrupts::wait_for_signal`] return. Ignores a repetition of the first one within [`REPEAT_TIME`]. Any other
+    /// signal ends this program, after it has printed for each changed process how to undo the change.
     fn handle_signal(&self, signal: Signal) {
         // The lock is held until the exit, so that no change can be registered any more.
         let mut state = self.lock();
@@ -156,8 +156,8 @@ impl WatchState {
     }
 }
 
-/// Blocks SIGINT, SIGTERM and SIGHUP in this thread and in those that it creates from now on, except those that this
-/// program's caller ignores (nohup(1)). Returns the blocked ones. Programs that are started inherit the mask, unless
+/// Blocks SIGINT, SIGTERM and SIGHUP in this thread and in those that it creates from now on, except signals that this
+/// program's caller ignores (nohup(1)). Returns the blocked signals. Programs that are started inherit the mask, unless
 /// [`signals::inherit_caller_signals`](crate::signals::inherit_caller_signals) restores that of the caller.
 pub(crate) fn block_signals() -> Result<SigSet> {
     let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;

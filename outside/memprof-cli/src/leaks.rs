@@ -141,7 +141,8 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// Finds leaks by the ages in one dump. `None` if its samples have no ages, or too few.
+/// Finds leaks by the allocation ages in one dump: stacks with live memory of every age. `None` if the dump's samples
+/// have no ages, or too few different ones.
 fn leaks_by_age(
     client: &mut Client,
     dump: &ComparedDump,
@@ -167,7 +168,7 @@ fn leaks_by_age(
     }))
 }
 
-/// Finds leaks by comparing dumps, which are oldest first. Fails if they are fewer than [`MIN_DUMPS`].
+/// Finds leaks by comparing the dumps in `kept`, the oldest first. Fails if they are fewer than [`MIN_DUMPS`].
 fn leaks_by_dumps(
     client: &mut Client,
     kept: Vec<ComparedDump>,
@@ -216,8 +217,8 @@ struct ComparedDump {
     taken: SystemTime,
 }
 
-/// Lists the newest kept heap dumps of the running process, at most `count`, and reverses the host's order, so that the
-/// oldest comes first. Profiles of another kind are left out. `pid` is that in the process's own namespace.
+/// Lists the newest kept heap dumps of a running process, at most `count`, the oldest of them first. Profiles of
+/// another kind are left out. `pid` is that in the process's own namespace.
 fn newest_dumps(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<Vec<ComparedDump>> {
     let mut kept = Vec::new();
     // A profile of growth contains past allocations, not only live memory.
@@ -231,6 +232,7 @@ fn newest_dumps(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<V
         let taken = humantime::parse_rfc3339(&dump.taken).context("a dump's time")?;
         kept.push(ComparedDump { id: dump.id, taken });
     }
+    // The host lists the newest first.
     kept.reverse();
     Ok(kept)
 }
@@ -255,7 +257,7 @@ fn fetch_symbolized(
     Ok(profile)
 }
 
-/// Folds a profile's stacks to the functions of the program, with their bytes in use.
+/// Merges the stacks of a profile that have the same functions of the program, and sums their bytes in use.
 fn fold_inuse_bytes(profile: &SymbolizedProfile, granularity: Granularity) -> Folded<'static> {
     let sample_type = SampleType::InuseSpace;
     Folded::new(
@@ -307,7 +309,7 @@ fn growing_stacks(dumps: &[Stacks], span: Duration) -> Vec<Leak> {
     sort_by_growth(leaks)
 }
 
-/// Sorts by growth, the largest first; equal ones by stack.
+/// Sorts leaks by growth, the largest first; leaks of equal growth by stack.
 fn sort_by_growth(mut leaks: Vec<Leak>) -> Vec<Leak> {
     leaks.sort_by(|a, b| (b.growth_bytes, &a.stack).cmp(&(a.growth_bytes, &b.stack)));
     leaks

@@ -44,8 +44,9 @@ pub(crate) struct LedgerArgs {
     form: FormArgs,
 }
 
-/// Runs `memprof ledger`: shows the ledger of a host, made exact by a walk of its heaps, or with `--pinned` what pins
-/// its slabs. A process without the plugin is measured from outside.
+/// Runs `memprof ledger`: shows the resident memory of a host by part, made exact by a walk of its heaps. With
+/// `--pinned`, shows the objects that keep nearly empty slabs in use. A process without the plugin is measured from
+/// outside.
 pub(crate) fn run(args: &LedgerArgs) -> Outcome {
     if args.pinned {
         return show_pinned(args);
@@ -103,8 +104,8 @@ fn ledger_output(form: &FormArgs, json: bool) -> anyhow::Result<ResultOutput<'_>
     ResultOutput::new(format, json, form.output.as_deref(), form.open)
 }
 
-/// Runs `memprof purge`. Without arguments, walks the heaps first, so that the result can be compared with the walk's
-/// estimate.
+/// Runs `memprof purge`, by which the host's allocators release free pages. Without arguments, walks the heaps first,
+/// which stops the process for a moment: the reply compares the result with the walk's estimate.
 pub(crate) fn run_purge(args: &MessageArgs) -> Outcome {
     let mut client = args.connect()?;
     let arguments = args.key_values();
@@ -131,8 +132,8 @@ pub(crate) fn run_purge(args: &MessageArgs) -> Outcome {
     message::print_reply(&reply, args.to.json)
 }
 
-/// Edits a successful reply that fits the type; `edit` returns the new text. Leaves an error unchanged, and a reply of
-/// another form, which a newer plugin may send.
+/// Parses a successful reply as a `T`, which `edit` changes, and stores the changed fields and the text that `edit`
+/// returns. Leaves an error unchanged, and a reply of another form, which a newer plugin may send.
 fn edit_reply<T: Serialize + DeserializeOwned>(
     reply: &mut ParsedReply,
     edit: impl FnOnce(&mut T) -> String,
@@ -164,8 +165,8 @@ fn refine_host_ledger(client: &mut Client, ledger: &mut Ledger) {
     }
 }
 
-/// Makes the rows of a process's ledger exact by a walk of its heaps, which stops it for a moment, and adds the parts
-/// of the memory outside of them.
+/// Makes the rows of a process's ledger exact by a walk of its heaps, which stops the process for a moment. Also adds
+/// the parts of its memory outside of the heaps.
 ///
 /// # Errors
 /// The reason why the heaps were not walked; the ledger is as it was.
@@ -180,7 +181,7 @@ fn refine_process_ledger(pid: u32, ledger: &mut Ledger) -> Result<(), String> {
     ledger
         .verdicts
         .extend(walk::later_growth_finding(grown, now.total()));
-    // Without the parts, their row stays whole.
+    // If the parts cannot be found, the ledger keeps the one row that sums them.
     if let Ok(found) = find_mapped_parts(pid, Some(&walked)) {
         parts::apply_parts(ledger, &found, pid);
     }
@@ -202,8 +203,8 @@ pub(crate) fn bytes_outside_malloc(client: &mut Client) -> Option<u64> {
     Some(rows.map(|row| row.bytes).sum())
 }
 
-/// Returns the warning that a recorded program grew where no heap profile looks. `before` and `after` are its bytes
-/// outside of malloc. `None` if it did not grow notably.
+/// Returns the warning that the memory of a recorded program grew outside of malloc, where no heap profile shows it.
+/// `before` and `after` are its resident bytes outside of malloc. `None` if the growth is not notable.
 pub(crate) fn growth_outside_malloc_warning(pid: u32, before: u64, after: u64) -> Option<String> {
     let grown = after.saturating_sub(before);
     (grown >= LedgerFinding::MIN_BYTES).then(|| {
@@ -215,7 +216,8 @@ pub(crate) fn growth_outside_malloc_warning(pid: u32, before: u64, after: u64) -
     })
 }
 
-/// Takes a profile of the objects that pin nearly empty slabs, which the host does not keep, and shows it as a report.
+/// Requests a profile of the objects that keep nearly empty slabs in use, and shows it as a report. The host keeps no
+/// copy of the profile.
 fn show_pinned(args: &LedgerArgs) -> Outcome {
     let short = &args.short;
     let kind = ["kind=pinned", "keep=off"].map(str::to_owned);

@@ -21,7 +21,7 @@ pub(crate) struct LiveProfile {
     pub(crate) pid: u32,
 }
 
-/// Returns whether a path is a file or stdin, and not the name of a process.
+/// Returns whether a path is an existing file or `-` for stdin, and not the name of a process.
 pub(crate) fn is_file_or_stdin(path: &Path) -> bool {
     path == Path::new("-") || path.exists()
 }

@@ -25,8 +25,9 @@ type Elf<'d, R> = ElfFile64<'d, Endianness, R>;
 /// jemalloc's options that make profiling possible.
 const OPTIONS: &str = "prof:true,prof_active:false";
 
-/// Runs `memprof malloc-conf`: prints the line for a program's file, its name in PATH, or the pid of a process. If
-/// `program` is `None`, it is the line for the shared libjemalloc.so.2.
+/// Runs `memprof malloc-conf`: prints the assignment `VARIABLE=OPTIONS` that enables jemalloc's profiler. `program` is
+/// a program's file, its name in PATH, or the pid of a process; `None` stands for any program with the shared
+/// libjemalloc.so.2.
 pub(crate) fn run(program: Option<&str>) -> Outcome {
     let line = match program {
         None => format!("MALLOC_CONF={OPTIONS}"),
@@ -38,8 +39,8 @@ pub(crate) fn run(program: Option<&str>) -> Outcome {
     Ok(0.into())
 }
 
-/// Returns the line with the variable that enables profiling in the jemalloc of a running process: that in its
-/// program's file, else a mapped libjemalloc.so. Without either, it is the line of [`line_without_jemalloc`].
+/// Returns the assignment that enables profiling in the jemalloc of a running process: of that in its program's file,
+/// else of a mapped libjemalloc.so, else the result of [`line_without_jemalloc`].
 fn line_for_process(pid: &str) -> anyhow::Result<String> {
     let maps = read_proc_text(format!("/proc/{pid}/maps"))
         .with_context(|| format!("failed to read the mappings of process {pid}"))?;
@@ -52,8 +53,8 @@ fn line_for_process(pid: &str) -> anyhow::Result<String> {
     }
 }
 
-/// Returns the line with the variable that enables profiling in the jemalloc of a program's file or, if it contains
-/// none that is known, the line of [`line_without_jemalloc`].
+/// Returns the assignment that enables profiling in the jemalloc of a program's file. If the file contains no known
+/// jemalloc, returns the result of [`line_without_jemalloc`].
 fn line_for_file(path: &Path) -> anyhow::Result<String> {
     match find_jemalloc_or_note(path)? {
         JemallocInFile::Variable(variable) => Ok(format!("{variable}={OPTIONS}")),
@@ -202,8 +203,9 @@ fn contains_text<'d, R: ReadRef<'d>>(
     Ok(false)
 }
 
-/// Returns the line for a program without a known jemalloc of its own: the line preloads one if none is linked, and a
-/// note explains it. `subject` names the program. Fails for a program with a known variable.
+/// Returns the assignment for a program without a known jemalloc of its own. Preloads the shared jemalloc if the
+/// program does not link to it, and prints a note about that. `subject` names the program. Fails if `own` is a known
+/// variable.
 fn line_without_jemalloc(own: JemallocInFile, subject: &str) -> anyhow::Result<String> {
     match own {
         JemallocInFile::Stripped | JemallocInFile::Hidden => {

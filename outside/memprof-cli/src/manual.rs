@@ -9,7 +9,8 @@ use clap_mangen::Man;
 use crate::exit::Outcome;
 use crate::{help, output};
 
-/// Writes the pages of all commands to `directory`. If it is `None`, prints the page of memprof itself.
+/// Writes the manual pages of all commands to `directory`, which is created if necessary. If `directory` is `None`,
+/// prints the page of memprof itself.
 pub(crate) fn print_or_write_pages(directory: Option<&Path>) -> Outcome {
     let Some(directory) = directory else {
         let mut command = help::build_command();

@@ -11,7 +11,7 @@ use memprof_plugin_abi::{Arguments, ErrorKind, JSON, Status};
 use serde_json::{Value, json};
 
 use crate::exit::{Outcome, USAGE, code_of_status, with_exit_code};
-use crate::export::export;
+use crate::export::export_dump;
 use crate::process_arg::{is_key_value, split_target};
 use crate::process_plugins::send_to_plugin;
 use crate::reply::{Body, ParsedReply, send_request};
@@ -42,8 +42,8 @@ struct MsgWords<'a> {
 }
 
 impl<'a> MsgWords<'a> {
-    /// Takes the first two words as plugin and message, the others as arguments; `target` was split off in front of
-    /// them. `None` if there are fewer than two.
+    /// Takes the first two of `words` as plugin and message, the others as arguments of the message. `target` is the
+    /// word in front of them, if there is one. `None` if there are fewer than two words.
     fn new(target: Option<&'a str>, words: &'a [String]) -> Option<Self> {
         let [plugin, message, args @ ..] = words else {
             return None;
@@ -56,9 +56,9 @@ impl<'a> MsgWords<'a> {
         })
     }
 
-    /// Returns the ways to read the words, the likelier first. If they fit `TARGET PLUGIN MESSAGE`, these are the
-    /// reading with a target and the one without; else there is only the one without. `None` takes the place of a
-    /// reading that there is not, as of too few words.
+    /// Reads the words with and without a target in front. If they fit `TARGET PLUGIN MESSAGE`, the first reading has a
+    /// target, the second has none. Otherwise, the first has no target, and the second is `None`. A reading with too
+    /// few words is `None`.
     fn readings(words: &'a [String]) -> [Option<Self>; 2] {
         let (target, rest) = split_target(words);
         let with_target = Self::new(target, rest).filter(|read| {
@@ -70,7 +70,8 @@ impl<'a> MsgWords<'a> {
         }
     }
 
-    /// Connects to the host that the words or `to` name, at the socket of their plugin.
+    /// Connects to the host that the words name or, if they name none, that `to` names. If its process has several
+    /// sockets, connects to that of the words' plugin.
     fn connect(&self, to: &TargetArgs) -> anyhow::Result<Client> {
         target::connect_to_plugin(to, self.target, self.plugin)
     }
@@ -103,7 +104,7 @@ impl MessageArgs {
     }
 }
 
-/// Runs `memprof msg [TARGET] PLUGIN MESSAGE …`.
+/// Runs `memprof msg [TARGET] PLUGIN MESSAGE …`: sends the message to the plugin, and prints the reply.
 pub(crate) fn run_msg(args: &MsgArgs) -> Outcome {
     let (words, mut client) = connect_msg(args)?;
     let arguments = join_args(words.args);
@@ -168,7 +169,7 @@ fn missing_message_text(target: &str, plugin: &str) -> String {
     )
 }
 
-/// Returns whether the host was reached, and has the plugin.
+/// Returns whether the host was reached and lists the plugin. Requests the list from the host.
 fn has_plugin(client: &mut anyhow::Result<Client>, plugin: &str) -> bool {
     let plugins = client
         .as_mut()
@@ -217,7 +218,7 @@ pub(crate) fn run_dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> O
         fetched.append(&mut bytes)?;
         if let Some(file) = file {
             let mut bytes = File::open(fetched.path()).context("failed to read the dump again")?;
-            report_written_size(export(&mut bytes, file)?, file);
+            report_written_size(export_dump(&mut bytes, file)?, file);
         }
         output::print_stderr(&text);
         let pid = target::host_pid(&mut client)?;
@@ -235,7 +236,7 @@ pub(crate) fn run_dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> O
         return Ok(0.into());
     }
     let file = file.unwrap_or(Path::new("-"));
-    report_written_size(export(&mut bytes, file)?, file);
+    report_written_size(export_dump(&mut bytes, file)?, file);
     match reply {
         Some(reply) if !to_stdout => print_reply(&reply, args.to.json),
         // Standard output has the dump, or there is no reply.
@@ -254,8 +255,8 @@ pub(crate) enum TakenDump {
     Received(Box<dyn Read>),
 }
 
-/// Sends `dump` with these arguments. Returns the bytes if the host does not keep the dump, else the reply, which
-/// may be an error.
+/// Sends the message `dump` with arguments. Returns the bytes of the dump if the host does not keep it, else the reply,
+/// which may be an error.
 pub(crate) fn take_dump(client: &mut Client, args: &[String]) -> anyhow::Result<TakenDump> {
     let reply = send_to_plugin(client, PLUGIN, "dump", &join_args(args))?;
     if reply.result.status_code != 0 || reply.result.content_type == JSON {
@@ -264,8 +265,8 @@ pub(crate) fn take_dump(client: &mut Client, args: &[String]) -> anyhow::Result<
     Ok(TakenDump::Received(reply.into_reader()?))
 }
 
-/// Like [`take_dump`], but repeats it with `keep=off` if the host cannot keep dumps, and says so on stderr: the caller
-/// needs the bytes, wherever they are.
+/// Like [`take_dump`], but if the host cannot keep the dump, says so on stderr and takes another one with `keep=off`:
+/// the caller needs only the bytes.
 pub(crate) fn take_dump_or_receive(
     client: &mut Client,
     args: &[String],
@@ -297,15 +298,16 @@ fn report_written_size(length: Option<u64>, file: &Path) {
     }
 }
 
-/// Makes a file name of a dump's ID, which may come from a hostile host: its first 64 letters, digits, dots and dashes.
+/// Returns a file name from a dump's ID, which may come from a hostile host: its first 64 ASCII letters, digits, dots
+/// and dashes.
 fn dump_file_name(id: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
     let name: String = id.chars().filter(|c| is_plain(*c)).take(64).collect();
     name
 }
 
-/// Prints a reply on stdout. The text of an error goes to stderr, unless `json` is set, or the reply has findings. The
-/// exit code is that of its status.
+/// Prints a reply on stdout. The text of an error goes to stderr, unless `json` is set or the reply has findings.
+/// Returns the exit code for the reply's status.
 pub(crate) fn print_reply(reply: &ParsedReply, json: bool) -> Outcome {
     match &reply.body {
         Body::Bytes(bytes) => output::copy_to_output(&mut bytes.as_slice(), Path::new("-"))?,

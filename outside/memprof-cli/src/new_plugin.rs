@@ -161,8 +161,9 @@ pub(crate) fn run(args: &NewPluginArgs) -> Outcome {
     Ok(0.into())
 }
 
-/// Makes a new folder with these files, of which each has its path and text. It appears at once with all of them: if one
-/// cannot be written, as on a full disk, nothing is left. If this program is killed, a hidden folder beside it may be left.
+/// Makes a new folder with `files`, each a path below the folder and a text. The folder appears with all files at once:
+/// if one cannot be written, as on a full disk, nothing is left. If this program is killed, a hidden folder beside the
+/// new one may be left. Fails if the folder exists.
 fn make_folder(folder: &Path, files: &[(String, String)]) -> Result<()> {
     if folder.symlink_metadata().is_ok() {
         return Err(folder_error(folder, io::ErrorKind::AlreadyExists.into()));
@@ -185,7 +186,7 @@ fn make_folder(folder: &Path, files: &[(String, String)]) -> Result<()> {
     write_files(hidden.path(), files)
         .with_context(|| format!("failed to make the folder {}", folder.display()))?;
     rename_without_replacing(hidden.path(), folder).map_err(|error| folder_error(folder, error))?;
-    // It has its new name now, so there is nothing to remove.
+    // The hidden folder was renamed, so there is none to remove when `hidden` is dropped.
     let _path = hidden.keep();
     Ok(())
 }
@@ -200,8 +201,8 @@ fn rename_without_replacing(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes files into a new folder, and makes the folders below it. Fails at the first that cannot be written; the error
-/// names it without the folder.
+/// Writes files into a new folder, and makes the folders below it. Fails at the first file that cannot be written; the
+/// error names the file without the folder.
 fn write_files(folder: &Path, files: &[(String, String)]) -> Result<()> {
     for (name, text) in files {
         let path = folder.join(name);
@@ -248,7 +249,7 @@ fn folder_error(folder: &Path, error: io::Error) -> anyhow::Error {
 }
 
 /// Fills the templates with the plugin's name. Returns the path and text of each file. `end` completes the text of the
-/// first one, which says how to build.
+/// first file, which is the one for the build tool.
 fn fill_templates(
     templates: &[Template],
     name: &str,
@@ -265,7 +266,8 @@ fn fill_templates(
     files
 }
 
-/// Fails unless the name can be that of a plugin, a crate, a C file and a command of Redis.
+/// Fails unless the name can be that of a plugin, a crate, a C file and a command of Redis. The error of a badly
+/// spelled name suggests a valid one.
 fn check_plugin_name(name: &str) -> Result<()> {
     let is_plain = name.starts_with(|c: char| c.is_ascii_lowercase())
         && name.len() <= 64
@@ -292,8 +294,8 @@ fn check_plugin_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the folders in which the SDK may be: the one that the user named, or if `named` is `None` those beside this
-/// program in a build and in a package. They may not exist.
+/// Returns the folders in which the SDK (memprof's crates and headers) may be: the folder `named` by the user or, if
+/// that is `None`, those beside this program in a build and in a package. The folders may not exist.
 fn candidate_sdk_dirs(named: Option<&Path>) -> Result<Vec<PathBuf>> {
     if let Some(named) = named {
         let named = std::path::absolute(named).context("failed to find the SDK")?;
@@ -319,8 +321,9 @@ fn missing_sdk_file_error(file: &str, dirs: &[PathBuf]) -> anyhow::Error {
     with_exit_code(USAGE, message)
 }
 
-/// Returns the lines of Cargo.toml that name memprof's crates by their folders in the SDK. `sdk` is the folder that the
-/// user named; if it is `None`, the usual folders are searched. Fails if a crate is missing.
+/// Returns the lines of Cargo.toml that point to memprof's crates by their folders in the SDK (memprof's crates and
+/// headers). `sdk` is the folder that the user named; if it is `None`, the usual folders are searched. Fails if a crate
+/// is missing.
 fn cargo_patches(sdk: Option<&Path>) -> Result<String> {
     let dirs = candidate_sdk_dirs(sdk)?;
     let mut lines = String::new();
@@ -339,8 +342,8 @@ fn cargo_patches(sdk: Option<&Path>) -> Result<String> {
     Ok(lines)
 }
 
-/// Returns the folder of memprof.h. `sdk` is the folder that the user named; if it is `None`, the usual folders are
-/// searched. Fails if none has the file.
+/// Returns the folder of memprof.h. `sdk` is the folder of memprof's crates and headers that the user named; if it is
+/// `None`, the usual folders are searched. Fails if no folder has the file.
 fn include_dir(sdk: Option<&Path>) -> Result<String> {
     let dirs = candidate_sdk_dirs(sdk)?;
     let places = dirs

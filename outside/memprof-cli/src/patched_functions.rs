@@ -98,10 +98,10 @@ fn is_sampled_without_patches(allocator: &AllocatorStatus, sampler: SamplerChoic
     }
 }
 
-/// Restores the first instructions of all patched functions. Returns whether there were any.
+/// Restores the first instructions of all patched functions in a process. Returns whether there were any.
 ///
 /// # Errors
-/// The functions cannot be restored, with the reason.
+/// The functions cannot be restored; the error has the reason and the remedy.
 pub(crate) fn restore_functions(pid: u32) -> anyhow::Result<bool> {
     let restored = restore_entry_points(pid).map_err(|error| refusal_error(pid, &error))?;
     Ok(restored.is_some())

@@ -23,13 +23,13 @@ impl fmt::Display for ProcessNameError {
 
 impl Error for ProcessNameError {}
 
-/// Returns the error of [`parse_process`] that made the parser of the command line fail. `None` for any other error.
+/// Returns the error of [`parse_process`] by which clap refused an argument. `None` if clap failed for another reason.
 pub(crate) fn process_name_error(error: &clap::Error) -> Option<&ProcessNameError> {
     error.source()?.downcast_ref()
 }
 
-/// Parses a process: its pid, its name, `NAME/PID`, `container:NAME` or `container:NAME/PID`. A pid alone is not
-/// checked.
+/// Parses a process: its pid, its name, `NAME/PID`, `container:NAME` or `container:NAME/PID`. A pid alone is accepted
+/// even if no such process runs.
 ///
 /// # Errors
 /// No process or several have that name.
@@ -67,10 +67,10 @@ fn resolve_process(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Like [`parse_process`], but of several processes with that name, takes the one that started all others.
+/// Like [`parse_process`], but of several processes with that name, takes the one of which all others are descendants.
 ///
 /// # Errors
-/// No process has that name, or several that no other one of them started.
+/// No process has that name, or none of the processes is the ancestor of all others.
 pub(crate) fn parse_tree_root(text: &str) -> Result<u32, ProcessNameError> {
     parse_process(text).or_else(|error| common_ancestor(&pids_with_name(text)).ok_or(error))
 }

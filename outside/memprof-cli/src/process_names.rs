@@ -9,7 +9,7 @@ use memprof_report::program_link;
 /// Parses `NAME/PID`, and returns the pid if that process has the name. `None` if the text is not of that form.
 ///
 /// # Errors
-/// The process has another name, or there is none.
+/// The process has another name, or no such process runs.
 pub(crate) fn parse_named_pid(text: &str) -> Option<Result<u32, String>> {
     let (name, pid) = text.split_once('/')?;
     let pid = pid.parse().ok().filter(|_| !name.is_empty())?;
@@ -19,7 +19,7 @@ pub(crate) fn parse_named_pid(text: &str) -> Option<Result<u32, String>> {
     })
 }
 
-/// Returns the pids of the processes with that name, in ascending order, without this process.
+/// Returns the pids of the processes that [`has_name`] accepts for a name, in ascending order, without this process.
 pub(crate) fn pids_with_name(name: &str) -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -44,8 +44,8 @@ pub(crate) fn has_name(pid: u32, name: &str) -> bool {
     comm() || program() || first_argument()
 }
 
-/// Returns the name of a host for people. A host that is called like its program's file gets the name by which it was
-/// started.
+/// Returns the name of a host for people: `name`, or the name of the link by which the program was started if `name` is
+/// only that of the program's file.
 pub(crate) fn host_display_name(pid: u32, name: String) -> String {
     match program_link(pid) {
         Some(link) if has_file_name(Path::new(&link.path), &name) => link.name,

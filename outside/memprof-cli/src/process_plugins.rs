@@ -31,8 +31,8 @@ pub(crate) struct ProcessPlugins {
     pub(crate) without_socket: Vec<String>,
 }
 
-/// Returns the plugins of the host that `target` names; if it is `None`, of the only running host. If the process has
-/// several sockets, these are the plugins of all sockets; if `target` is a socket's path, only those at that socket.
+/// Returns the plugins of the host that `target` names, at all its control sockets; if `target` is `None`, of the only
+/// running host. If `target` is a socket's path, returns only the plugins at that socket.
 pub(crate) fn list_plugins(target: Option<&str>) -> anyhow::Result<ProcessPlugins> {
     if let Some(path) = target.and_then(target::socket_path) {
         let client = Client::connect(&path).with_context(|| path.display().to_string());
@@ -46,8 +46,8 @@ pub(crate) fn list_plugins(target: Option<&str>) -> anyhow::Result<ProcessPlugin
     Ok(plugins_of_process(host.pid)?)
 }
 
-/// Requests the plugins at each control socket of a process, and reads the ids of the others from its memory. Fails if
-/// a socket does not reply.
+/// Requests the plugins at each control socket of a process, and reads the ids of plugins without a socket from its
+/// memory. Fails if a socket does not reply.
 fn plugins_of_process(pid: u32) -> Result<ProcessPlugins, ClientError> {
     let found = discover_hosts(DiscoveryScope::Process(pid), Client::plugins);
     let sockets = found.hosts.len();
@@ -64,8 +64,8 @@ fn plugins_of_process(pid: u32) -> Result<ProcessPlugins, ClientError> {
     })
 }
 
-/// Reads the ids of all plugins in a process, from the symbol `memprof_plugin_entry` of its libraries. Empty if this
-/// user may not read its memory.
+/// Reads the ids of all plugins in a process, sorted, from the symbol `memprof_plugin_entry` of its libraries. Empty if
+/// this user may not read the process's memory.
 fn loaded_plugin_ids(pid: u32) -> Vec<String> {
     let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
     let Ok(memory) = Memory::open_by_child(pid) else {
@@ -82,8 +82,9 @@ fn loaded_plugin_ids(pid: u32) -> Vec<String> {
     ids
 }
 
-/// Reads the id of the plugin with this entry. `None` if it cannot be read, is no id that a foreign program accepts, or
-/// the entry is of another major version.
+/// Reads the id of the plugin whose `memprof_plugin_entry` is at the address `entry`. `None` if the id cannot be read
+/// or is invalid (longer than 64 bytes, or with other characters than ASCII letters, digits and `_`), or if the plugin
+/// has another major version of the ABI.
 fn read_plugin_id(memory: &Memory, entry: u64) -> Option<String> {
     let version = entry.checked_add(offset_of!(memprof_plugin_entry_t, abi_version) as u64)?;
     let version = u32::from_ne_bytes(memory.read_array(version).ok()?);
@@ -102,13 +103,13 @@ fn read_plugin_id(memory: &Memory, entry: u64) -> Option<String> {
         .filter(|id| id.as_bytes().iter().all(is_plain))
 }
 
-/// Describes a plugin that is loaded, but at no control socket.
+/// Returns the text, with a remedy, about a plugin that is loaded but has no control socket.
 pub(crate) fn without_socket_text(id: &str) -> String {
     format!("the process has the plugin {id}, but no control socket of it: {CONTROL_SOCKET_REMEDY}")
 }
 
-/// Sends a message to a plugin and waits for its reply. If the host has no such plugin, the error says which plugins
-/// the process has at all its sockets, or that this plugin has no socket.
+/// Sends a message to a plugin and waits for its reply. If the host has no such plugin, the error lists the plugins at
+/// all sockets of the process, or says that this plugin has no socket.
 pub(crate) fn send_to_plugin(
     client: &mut Client,
     plugin: &str,
@@ -129,8 +130,8 @@ pub(crate) fn send_to_plugin(
     }
 }
 
-/// Builds the error for a plugin that the host does not have. `message` is the host's, which knows the plugins of one
-/// socket only; `found` are those of the process.
+/// Returns the error text for a plugin that the host does not have. `message` is the host's own text, which knows only
+/// the plugins of one socket; `found` are the plugins of the process.
 fn unknown_plugin_text(plugin: &str, message: String, found: &ProcessPlugins) -> String {
     if found.without_socket.iter().any(|id| id == plugin) {
         return without_socket_text(plugin);

@@ -9,10 +9,10 @@ use memprof_ptrace::process::ProcStatus;
 /// Threads of one process of which the children are read.
 const MAX_THREADS: usize = 4096;
 
-/// Returns the pids of a process's descendants, parents before their children. Those that end or are forked meanwhile may
-/// be missing; so are those whose parent has ended, which then have another one.
+/// Returns the pids of a process's descendants, parents before their children. Processes that end or are forked
+/// meanwhile may be missing. Descendants whose parent has ended are missing too: the kernel gives them another parent.
 pub(crate) fn descendants(pid: u32) -> Vec<u32> {
-    // The kernel has it unless it was built without CONFIG_PROC_CHILDREN.
+    // The file exists unless the kernel was built without CONFIG_PROC_CHILDREN.
     match Path::new("/proc/thread-self/children").exists() {
         true => collect_descendants(pid, read_children),
         false => {
@@ -24,7 +24,7 @@ pub(crate) fn descendants(pid: u32) -> Vec<u32> {
     }
 }
 
-/// Returns that of these processes of which all others are descendants. `None` if there is none.
+/// Returns the process in `pids` of which all others in `pids` are descendants. `None` if there is none.
 pub(crate) fn common_ancestor(pids: &[u32]) -> Option<u32> {
     let is_root = |pid: &u32| {
         let below = descendants(*pid);
@@ -34,7 +34,7 @@ pub(crate) fn common_ancestor(pids: &[u32]) -> Option<u32> {
     pids.iter().copied().find(is_root)
 }
 
-/// Collects the descendants of a process, parents before their children. `children` returns the children of each.
+/// Collects the descendants of a process, parents before their children. `children` returns the children of a process.
 fn collect_descendants(pid: u32, children: impl Fn(u32) -> Vec<u32>) -> Vec<u32> {
     let mut found = vec![pid];
     let mut next = 0;
@@ -50,7 +50,8 @@ fn collect_descendants(pid: u32, children: impl Fn(u32) -> Vec<u32>) -> Vec<u32>
     found.split_off(1)
 }
 
-/// Reads the children of a process's threads (proc(5)); none if it has ended.
+/// Reads the children that the threads of a process forked (proc(5), `children`), of at most [`MAX_THREADS`] threads.
+/// Empty if the process has ended.
 fn read_children(pid: u32) -> Vec<u32> {
     let threads = fs::read_dir(format!("/proc/{pid}/task"));
     let threads = threads.into_iter().flatten().flatten().take(MAX_THREADS);

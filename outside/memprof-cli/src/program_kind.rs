@@ -85,14 +85,14 @@ const ALLOCATOR_TEXTS: [(&str, [[&str; 2]; 2]); 2] = [
 /// Most bytes of the sections of a file that are read together: tables of names, and constants.
 const SECTIONS_LIMIT: u64 = 128 << 20;
 
-/// Finds an allocator in a process's program of which no symbol names a function, so that its blocks are in no profile.
-/// Returns its name. `None` if there is none, or if the file cannot or must not be read.
+/// Finds an allocator in a process's program whose functions have no symbols, so that its blocks are in no profile.
+/// Returns the allocator's name. `None` if there is none, or if the program's file cannot or must not be read.
 pub(crate) fn stripped_allocator(pid: u32) -> Option<&'static str> {
     let file = open_program(pid)?;
     read_stripped_allocator(&ReadCache::new(file)).ok()?
 }
 
-/// Returns whether a program's file defines a function of an allocator.
+/// Returns whether a program's file defines a function by which memprof knows an allocator (`ALLOCATOR_SYMBOLS`).
 pub(crate) fn defines_allocator<'data, R: ReadRef<'data>>(
     elf: &ElfFile64<'data, Endianness, R>,
 ) -> bool {
@@ -134,15 +134,16 @@ pub(crate) struct ProgramKinds {
 }
 
 impl ProgramKinds {
-    /// Returns the kind of a process; an empty one if it may not be inspected.
+    /// Returns the language and allocators of a process; an empty kind if the process may not be inspected.
     pub(crate) fn kind_for_pid(&mut self, pid: u32) -> ProgramKind {
         let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
         self.kind_for_maps(pid, &maps)
     }
 
-    /// Like [`kind_for_pid`](Self::kind_for_pid), for a process whose maps were read; they are empty if it may not be
-    /// inspected. The names of the mapped files decide, and for what they leave open the program's own file. If nothing
-    /// else is found, the language is C++ where libstdc++ is mapped, and the allocator that of glibc.
+    /// Like [`kind_for_pid`](Self::kind_for_pid), for the text of /proc/PID/maps; `maps` is empty if the process may
+    /// not be inspected. The names of the mapped files decide; if they show no language or no allocator, the program's
+    /// own file does. If nothing else is found, the language is C++ where libstdc++ is mapped, and the allocator that
+    /// of glibc.
     pub(crate) fn kind_for_maps(&mut self, pid: u32, maps: &[u8]) -> ProgramKind {
         if maps.is_empty() {
             return ProgramKind::default();
@@ -167,8 +168,8 @@ impl ProgramKinds {
         kind
     }
 
-    /// Returns the kind of a process's program, from its file alone, and remembers it by the file's device and inode.
-    /// An empty one if the file cannot or must not be read.
+    /// Returns the language and allocators that the file of a process's program shows, and remembers them by the file's
+    /// device and inode. Returns an empty kind if the file cannot or must not be read.
     fn kind_of_program(&mut self, pid: u32) -> ProgramKind {
         let Ok(metadata) = fs::metadata(format!("/proc/{pid}/exe")) else {
             return ProgramKind::default();
@@ -185,7 +186,8 @@ impl ProgramKinds {
     }
 }
 
-/// Opens the file of a process's program. `None` if it cannot be opened, or is on FUSE: a page of it may never arrive.
+/// Opens the file of a process's program. `None` if it cannot be opened, or if it is on a FUSE file system, which may
+/// never deliver the data of a page.
 fn open_program(pid: u32) -> Option<File> {
     let path = format!("/proc/{pid}/exe");
     let device = fs::metadata(&path).ok()?.dev();
@@ -224,8 +226,8 @@ impl<'m> MappedFiles<'m> {
         files
     }
 
-    /// Returns the kind that the names of mapped code show: the first language of [`LANGUAGE_FILES`], and all
-    /// allocators.
+    /// Returns the language and allocators that the names of mapped code show: the first language of
+    /// [`LANGUAGE_FILES`], and all allocators.
     fn kind_by_names(&self) -> ProgramKind {
         let is_mapped = |start: &str| self.code.iter().any(|name| matches_name_start(name, start));
         let language = LANGUAGE_FILES.iter().find(|(start, _)| is_mapped(start));
@@ -259,7 +261,8 @@ fn matches_name_start(name: &[u8], start: &str) -> bool {
     })
 }
 
-/// Reads the kind that a program's sections and symbols show; an empty one if they cannot be parsed.
+/// Reads the language and allocators that a program's sections and symbols show. Returns an empty kind if the file
+/// cannot be parsed.
 fn read_kind_or_default<'data>(data: impl ReadRef<'data>) -> ProgramKind {
     read_kind(data).unwrap_or_default()
 }
@@ -351,8 +354,8 @@ struct SectionBudget {
 }
 
 impl SectionBudget {
-    /// Charges a section, before it is read. Returns false, and charges nothing, if one of its name was charged before,
-    /// or if the charged sections would be too large together.
+    /// Adds a section to the budget, before the section is read. Returns false, and adds nothing, if a section of that
+    /// name was added before, or if all sections together would exceed [`SECTIONS_LIMIT`].
     fn charge(&mut self, name: &[u8], size: u64) -> bool {
         let sum = self.bytes.saturating_add(size);
         let fits = sum <= SECTIONS_LIMIT && !self.names.iter().any(|known| known == name);

@@ -94,6 +94,7 @@ struct LeakedGroup<'a> {
 }
 
 /// Runs `memprof leaks --prove`: on a process, which is sampled first with `--for`, or on the command of `--at-exit`.
+/// With `--fail`, errors do not have the exit code 1, because it says that objects are leaked.
 pub(crate) fn run(args: &ProveArgs, top: usize, output: ResultOutput<'_>) -> Outcome {
     match run_search(args, top, output) {
         Err(error) if args.fail => Err(without_leak_code(error)),
@@ -105,7 +106,8 @@ pub(crate) fn run(args: &ProveArgs, top: usize, output: ResultOutput<'_>) -> Out
     }
 }
 
-/// Gives an error another exit code than [`FAILED`], by which `--fail` says that objects are leaked: [`UNAVAILABLE`].
+/// Replaces the exit code [`FAILED`] of an error by [`UNAVAILABLE`], because with `--fail` the former says that objects
+/// are leaked. Keeps other exit codes.
 fn without_leak_code(error: anyhow::Error) -> anyhow::Error {
     match exit::code_number_of_error(&error) {
         FAILED => with_exit_code(UNAVAILABLE, exit::error_chain(&error)),
@@ -113,7 +115,7 @@ fn without_leak_code(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// Searches as [`run`] does, but with the exit codes of errors without `--fail`.
+/// Searches the process or command like [`run`], but does not change the exit codes of errors for `--fail`.
 fn run_search(args: &ProveArgs, top: usize, output: ResultOutput<'_>) -> Outcome {
     let options = AnalysisOptions {
         max_pause: args.max_pause,
@@ -140,7 +142,8 @@ fn run_search(args: &ProveArgs, top: usize, output: ResultOutput<'_>) -> Outcome
     }
 }
 
-/// Samples a process, searches it, and shows the result. A signal ends the sampling early, and determines the exit code.
+/// Samples a process, searches it for leaks, and shows the result. Prints a note for each change of the process that
+/// was not undone. A signal ends the sampling early, and determines the exit code.
 fn prove_sampled(
     args: &ProveArgs,
     pid: u32,
@@ -165,7 +168,7 @@ fn prove_sampled(
     }
 }
 
-/// Writes the result of a search. The exit code is 0, with `--fail` that of [`failure_code`].
+/// Writes the result of a search. The exit code is 0, or with `--fail` the result of [`failure_code`].
 fn show_proof(
     args: &ProveArgs,
     pid: u32,
@@ -188,8 +191,9 @@ fn failure_code(reply: &ProveOutput<'_>) -> u8 {
     }
 }
 
-/// Runs a command, and searches it for leaks at its exit. The exit code is that of the command; with `--fail`, another
-/// one instead of 0. A result as text goes to standard error, because standard output is the command's.
+/// Runs a command, and searches it for leaks at its exit. The exit code is that of the command; with `--fail`, it is
+/// not 0 if objects are leaked or the command was not searched. A result as text goes to standard error, because
+/// standard output is the command's.
 fn prove_command(
     args: &ProveArgs,
     options: AnalysisOptions,
@@ -265,7 +269,8 @@ fn prove_command(
     Ok(command_exit_code(exiting.end()?, args.fail, failure))
 }
 
-/// Returns the exit code of a command as shells report it. With `--fail` (`fails`), it is `failure` instead of 0.
+/// Returns the exit code of a command as shells report it: after a signal, 128 plus the signal's number. With `--fail`
+/// (`fails`), returns `failure` instead of 0.
 fn command_exit_code(status: ExitStatus, fails: bool, failure: u8) -> ExitCode {
     let code = status.code().or_else(|| Some(128 + status.signal()?));
     match code.unwrap_or(FAILED.into()) {
@@ -274,7 +279,7 @@ fn command_exit_code(status: ExitStatus, fails: bool, failure: u8) -> ExitCode {
     }
 }
 
-/// Builds the output, with its text, which shows the `top` largest groups.
+/// Builds the output from the result of a search. Its text shows the `top` largest groups.
 fn build_output(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
     let sum = |amount: fn(&LeakGroup) -> u64| proof.leaked.iter().map(amount).sum();
     let groups = proof.leaked.iter().map(|group| LeakedGroup {
@@ -357,8 +362,9 @@ fn heading(reply: &ProveOutput<'_>) -> String {
     }
 }
 
-/// Returns the heading's addition for a small leak: at most [`NEGLIGIBLE_BYTES`] and 0.1 % of `rss`, the process's
-/// resident bytes. Many runtimes leak that much once, when they start, and it explains no growth. Empty for larger leaks.
+/// Returns the end of the heading for a small leak: at most [`NEGLIGIBLE_BYTES`], and at most 0.1 % of `rss`, the
+/// process's resident bytes. Many runtimes leak that much once, when they start, and it explains no growth. Empty for
+/// larger leaks.
 fn negligible_text(leaked: u64, rss: u64) -> &'static str {
     match leaked <= NEGLIGIBLE_BYTES.min(rss / 1000) {
         true => "; that is negligible, unless it grows from one search to the next",

@@ -63,8 +63,8 @@ struct UnreachableRow {
     reason: String,
 }
 
-/// Runs `memprof ps`. With `all`, also lists processes that are no hosts, and how they grow during `growth_time`. If
-/// that is `None`, [`processes::Processes::measure_growth`] chooses the time.
+/// Runs `memprof ps`: lists the running hosts, each of which is queried. With `all`, also lists processes that are no
+/// hosts, and how they grow during `growth_time`; if that is `None`, during a default time.
 pub(crate) fn run(all: bool, growth_time: Option<Duration>, json: bool) -> Outcome {
     let query = |client: &mut Client| {
         query_summary(client).unwrap_or_else(|error| PluginSummary {
@@ -165,7 +165,7 @@ impl UnreachableRow {
     }
 }
 
-/// Requests the plugins of a host, and its status if it has `memory_profile`. Fails if a request fails.
+/// Requests the ids of a host's plugins, and the status if `memory_profile` is among them. Fails if a request fails.
 fn query_summary(client: &mut Client) -> anyhow::Result<PluginSummary> {
     let plugins = client.plugins()?.into_iter().map(|plugin| plugin.id);
     let plugins: Vec<_> = plugins.collect();
@@ -185,8 +185,8 @@ fn query_summary(client: &mut Client) -> anyhow::Result<PluginSummary> {
     })
 }
 
-/// Returns one row for each process. Of a process with several control sockets, as a program with several modules has,
-/// that is the row of `memory_profile`, else the first.
+/// Returns one row for each process. A program with plugins in several modules has a control socket and a row for each:
+/// of these, returns the row of `memory_profile`, else the first.
 fn one_row_per_process(hosts: &[PsHostRow]) -> Vec<&PsHostRow> {
     let has_profile = |host: &PsHostRow| host.answer.plugins.iter().any(|id| id == PLUGIN);
     let mut rows: Vec<&PsHostRow> = Vec::new();

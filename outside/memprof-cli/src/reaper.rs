@@ -30,8 +30,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 pub(crate) struct ReaperGuard(Child);
 
 impl ReaperGuard {
-    /// Starts the reaper of the process `pid`; to be called before the first copy of that process is made.
+    /// Starts the reaper of the process `pid`, in its own process group. Call this before the first copy of that
+    /// process is made: the reaper reaps only copies that started later than itself.
     pub(crate) fn start(pid: u32) -> anyhow::Result<Self> {
+        // This program, even if its file was replaced or removed.
         let mut command = Command::new("/proc/self/exe");
         command.arg0("memprof").arg("reap").arg(pid.to_string());
         command.arg(std::process::id().to_string());
@@ -44,7 +46,7 @@ impl ReaperGuard {
 }
 
 impl Drop for ReaperGuard {
-    /// Lets the reaper end, and waits for that up to `END_TIMEOUT`.
+    /// Lets the reaper end by a byte on its standard input, and waits for its end up to `END_TIMEOUT`.
     fn drop(&mut self) {
         if let Some(mut input) = self.0.stdin.take() {
             // The write fails if the reaper was killed.
@@ -57,8 +59,8 @@ impl Drop for ReaperGuard {
     }
 }
 
-/// Runs `memprof reap PID PARENT`: waits for the end of its parent, and makes `pid` reap the copies that are left. The
-/// exit code is 1 if some remain.
+/// Runs `memprof reap PID PARENT`: waits until the parent ends or reports the end of its search, then makes `pid` wait
+/// for the copies of it that are left. Blocks signals meanwhile. The exit code is 1 if some copies remain.
 pub(crate) fn run(pid: u32, parent: u32) -> Outcome {
     // A signal to a whole service or session is sent to this process too.
     let mut signals = SigSet::empty();

@@ -102,7 +102,7 @@ fn record_attached(
     Ok(Recorded::without_profile(pid, end))
 }
 
-/// Attaches to a process if necessary, records and detaches.
+/// Attaches to a process if necessary, records, and detaches unless the process is to stay attached.
 fn record_and_detach(
     args: &RecordArgs,
     sampling: &SamplingOptions,
@@ -110,12 +110,13 @@ fn record_and_detach(
     process: &HostProcess,
     interrupts: &Interrupts,
 ) -> anyhow::Result<Recorded> {
-    // The process then leaves a profile if it ends during the recording.
+    // With this config, the process leaves a profile if it ends during the recording.
     let mut config = ScratchFile::new()?;
     config.append(&mut &b"[[watch]]\nat_exit = true\n"[..])?;
     let options = AttachOptions {
         lease: match args.keep_attached {
             true => attach::DEFAULT_LEASE,
+            // Longer than the time limit of the sampling, which has one grace.
             false => lease_for(sampling.duration, 2 * LEASE_GRACE),
         },
         sampler: sampling.sampler,
@@ -198,6 +199,7 @@ fn record_host(
             Err(error) => {
                 let end = process.wait_for_end_reason(
                     client.is_connected(),
+                    // Limited by its own timeout only: the recording is over, and its time no longer matters.
                     Duration::MAX,
                     interrupts,
                 )?;

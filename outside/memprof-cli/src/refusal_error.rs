@@ -10,7 +10,8 @@ pub(crate) fn program_end_error(pid: u32, end: ProgramEnd) -> anyhow::Error {
     refusal_error(pid, &Refusal::from(end).into())
 }
 
-/// Builds the error for a process that could not be attached to: it names the process, the reason and the remedy.
+/// Builds the error for a process that could not be attached to: it names the process, the reason and the remedy, and
+/// memory of memprof's that stays mapped there.
 pub(crate) fn refusal_error(pid: u32, error: &AttachError) -> anyhow::Error {
     let name = read_proc_text(format!("/proc/{pid}/comm"));
     let process = match name {

@@ -32,7 +32,7 @@ pub(crate) enum Body {
 }
 
 impl ParsedReply {
-    /// Reads the body of a reply.
+    /// Reads the body of a reply: from the message itself, or from the file that the host passed.
     ///
     /// # Errors
     /// The passed file cannot be read.
@@ -83,7 +83,8 @@ impl ParsedReply {
         }
     }
 
-    /// Returns the reply, or an error if its status is one.
+    /// Returns the reply if its status is 0. Otherwise returns an error with the text of the reply, and the exit code
+    /// for its status.
     pub(crate) fn into_success(self) -> anyhow::Result<Self> {
         if self.status == 0 {
             return Ok(self);

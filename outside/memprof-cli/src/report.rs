@@ -81,8 +81,8 @@ pub(crate) struct ReportArgs {
     force: bool,
 }
 
-/// Writes the report to standard output or `--output`, and notes to standard error. If the file in `args` does not
-/// exist, it is taken for the name of a running process, whose profile is taken now.
+/// Runs `memprof report`: writes the report to standard output or `--output`, and notes to standard error. If the file
+/// in `args` does not exist, its name is taken for that of a running process, whose profile is taken now.
 pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     own_heap::map_large_blocks();
     let mut options = args.to_options()?;
@@ -144,8 +144,8 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     })
 }
 
-/// Adds a hint to the error of a file that is no profile, if a process has the file's name or pid, or a host calls
-/// itself so.
+/// Adds a hint to the error about a file that is no profile, if `file` is also the pid or name of a process, or the
+/// name of a host.
 fn add_process_hint(error: anyhow::Error, file: &str) -> anyhow::Error {
     let is_pid = file.parse::<u32>().is_ok() && Path::new("/proc").join(file).exists();
     let is_host = || file != "-" && !file.contains('/') && target::connect(Some(file)).is_ok();

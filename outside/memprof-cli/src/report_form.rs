@@ -71,7 +71,7 @@ impl FormArgs {
         }
     }
 
-    /// Returns the options of a report in this form. Fails as [`format`](Self::format) does.
+    /// Returns the options of a report in this form. Fails if `--open` comes with another format than HTML.
     pub(crate) fn to_options(&self) -> Result<Options, Error> {
         Ok(Options {
             format: self.format()?,
@@ -84,15 +84,16 @@ impl FormArgs {
         })
     }
 
-    /// Writes the report by `write` to `--output`, to stdout, or with `--open` to a new file. Prints the notes that
-    /// `write` returns. With `--open`, then opens the report in a browser.
+    /// Calls `write` to write the report to `--output`, or to stdout. With `--open`, a report without an output file
+    /// goes to a new file; with `--output -`, it goes to stdout too. Prints the notes that `write` returns. With
+    /// `--open`, then opens the report in a browser.
     pub(crate) fn write_and_open(
         &self,
         write: impl FnOnce(&mut dyn Write) -> Result<Vec<String>, Error>,
     ) -> anyhow::Result<()> {
         let (page, notes) = match &self.output {
             Some(path) if path == Path::new("-") && self.open => {
-                let (page, notes) = browser::write_page(|out| Ok(write(out)?))?;
+                let (page, notes) = browser::write_temporary_page(|out| Ok(write(out)?))?;
                 output::copy_to_output(&mut open_input(&page)?, path)?;
                 print_notes(Ok(notes))?;
                 return browser::open_or_print_to_stderr(&page);
@@ -102,7 +103,7 @@ impl FormArgs {
                 path.clone(),
                 output::publish_file(path, |out| Ok(write(out)?))?,
             ),
-            None if self.open => browser::write_page(|out| Ok(write(out)?))?,
+            None if self.open => browser::write_temporary_page(|out| Ok(write(out)?))?,
             None => return print_notes(write_to_stdout(write)),
         };
         print_notes(Ok(notes))?;
@@ -134,7 +135,7 @@ pub(crate) fn write_live_page(dump: LiveDump<'_>) -> anyhow::Result<PathBuf> {
     };
     let mut bytes = open_dumps(dump.files)?;
     let write = live_report_writer(&mut *bytes, dump, None, options);
-    let (page, notes) = browser::write_page(|out| Ok(write(out)?))?;
+    let (page, notes) = browser::write_temporary_page(|out| Ok(write(out)?))?;
     print_notes(Ok(notes))?;
     Ok(page)
 }
@@ -197,7 +198,7 @@ fn write_to_stdout(
     Ok(notes.unwrap_or_default())
 }
 
-/// Clears the progress line, and prints the notes of a report on stderr. Returns the error of a report without any.
+/// Clears the progress line, and prints the notes of a report on stderr. Returns the error if the report failed.
 fn print_notes(notes: anyhow::Result<Vec<String>>) -> anyhow::Result<()> {
     output::clear_progress();
     for note in notes? {
@@ -232,7 +233,7 @@ pub(crate) fn open_input(path: &Path) -> Result<Box<dyn BufRead>, Error> {
     Ok(Box::new(BufReader::with_capacity(256 << 10, file)))
 }
 
-/// Shows on a terminal how many of the files are symbolized; clears that line when all are.
+/// Shows on a terminal that `done` of `of` files are symbolized. Clears the progress line when all are.
 pub(crate) fn show_symbolizing_progress(done: usize, of: usize) {
     if done == of {
         output::clear_progress();

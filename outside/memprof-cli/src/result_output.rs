@@ -65,7 +65,7 @@ impl<'a> ResultOutput<'a> {
         })
     }
 
-    /// Returns the number of rows to compute if the user requests `top`: a page always has up to [`MAX_ROWS`].
+    /// Returns the number of rows to compute if the user requests `top`. An HTML page always has up to [`MAX_ROWS`].
     pub(crate) fn row_count(&self, top: usize) -> usize {
         match self.is_page() {
             true => MAX_ROWS,
@@ -73,12 +73,12 @@ impl<'a> ResultOutput<'a> {
         }
     }
 
-    /// Returns whether the result is a page.
+    /// Returns whether the result is written as an HTML page.
     pub(crate) fn is_page(&self) -> bool {
         self.format == ResultFormat::Html
     }
 
-    /// Returns whether the result is text on stdout, whether that is a terminal or not.
+    /// Returns whether the result is written as text to stdout, whether stdout is a terminal or not.
     pub(crate) fn is_text_on_stdout(&self) -> bool {
         self.format == ResultFormat::Text && self.output.is_none()
     }
@@ -118,7 +118,7 @@ impl<'a> ResultOutput<'a> {
                     Ok(())
                 }
             }
-            (None, true) => browser::open_or_print(&browser::write_page(write)?.0),
+            (None, true) => browser::open_or_print(&browser::write_temporary_page(write)?.0),
             (None, false) => output::write_to_stdout(write).map(drop),
         }
     }

@@ -36,13 +36,14 @@ pub(crate) fn find_in_path(name: &OsStr) -> anyhow::Result<PathBuf> {
     found.ok_or_else(|| with_exit_code(USAGE, format!("no program {} is in PATH", name.display())))
 }
 
-/// Returns the interpreter of a script, by the first bytes of its file. `None` for another file.
+/// Returns the path of the interpreter that the `#!` line of a script names. `head` are the first bytes of the file.
+/// `None` if the file has no such line, or the line is empty.
 pub(crate) fn script_interpreter(head: &[u8]) -> Option<PathBuf> {
     Some(PathBuf::from(shebang_words(head)?.next()?))
 }
 
-/// Like [`script_interpreter`], but for `#!/usr/bin/env PROGRAM` returns the program that env(1) looks up. `None` if the
-/// file is no script, or env(1) gets no program.
+/// Like [`script_interpreter`], but for `#!/usr/bin/env PROGRAM` returns the program that env(1) looks up. `None` if
+/// the file is no script, or if its line gives no program to env(1).
 pub(crate) fn named_interpreter(head: &[u8]) -> Option<PathBuf> {
     let mut words = shebang_words(head)?;
     let path = Path::new(words.next()?);

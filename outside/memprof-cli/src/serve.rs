@@ -56,7 +56,7 @@ enum CompatSystem {
 /// program.
 pub(crate) fn run(args: &ServeArgs) -> Outcome {
     if args.store.is_some() {
-        // The options of `serve` have the same meaning there.
+        // The arguments after `memprof serve` have the same meaning there.
         let options: Vec<_> = env::args_os().skip(2).collect();
         return exec_fleet::run("serve", &options);
     }
@@ -110,7 +110,8 @@ async fn serve_until_signal(
     Ok(())
 }
 
-/// Converts an error of listening. Exposing the server without access rules is a usage error.
+/// Converts an error of listening. If the server would be reachable for others without access rules, it is a usage
+/// error.
 fn listen_error(error: ListenError) -> anyhow::Error {
     match error {
         ListenError::Exposed(_) => with_exit_code(USAGE, error.to_string()),
@@ -137,8 +138,8 @@ fn compat_endpoints(args: &ServeArgs) -> Compat {
     }
 }
 
-/// Returns the page of the machine's processes. `None` for the server of one host, and if other machines may connect,
-/// also through a proxy: its jobs attach to processes.
+/// Returns the page of the machine's processes, whose jobs attach to processes. `None` if only one host is served, or
+/// if other machines may connect, also through a proxy.
 fn offered_machine(args: &ServeArgs) -> Option<Machine> {
     let options = &args.listen_options;
     let is_proxied = options.base_url.is_some() || !options.trust_proxy.is_empty();

@@ -29,7 +29,7 @@ impl ShareProgress {
         }
     }
 
-    /// Shows the share that is done, on a terminal; in a script's stderr every 10 seconds.
+    /// Shows the share that is done (`percent`) on a terminal. Writes it to a script's stderr every 10 seconds.
     pub(crate) fn show(&self, name: &str, percent: u8) {
         let elapsed = self.start.elapsed();
         let text = progress_text(name, percent, elapsed);

@@ -38,6 +38,7 @@ extern "C" fn record_caller_signals() {
     // SAFETY: sigprocmask(2) without a new mask only writes the old one, to a buffer of its size.
     let failed = unsafe { libc::sigprocmask(libc::SIG_SETMASK, ptr::null(), mask.as_mut_ptr()) };
     if failed == 0 {
+        // This runs once, so the cell is empty.
         // SAFETY: sigprocmask(2) succeeded, so it has written the whole set.
         let _first = MASK.set(unsafe { mask.assume_init() });
     }

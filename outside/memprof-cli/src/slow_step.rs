@@ -21,7 +21,8 @@ pub(crate) struct SlowStep {
 }
 
 impl SlowStep {
-    /// Begins a step, called `name` on the terminal. If no thread can be created, the step has no line.
+    /// Begins a step that the terminal shows under `name`, and starts the thread that shows it. If no thread can be
+    /// created, nothing is shown.
     pub(crate) fn begin(name: String) -> Self {
         let (end, ended) = channel();
         let thread = thread::Builder::new().name("progress".to_owned());
@@ -33,8 +34,8 @@ impl SlowStep {
     }
 }
 
-/// Shows the time that a step takes, after each `interval` until `ended` is closed. Every [`LOGGED`] times, also writes
-/// it to a script's stderr. Returns how often it was shown.
+/// Shows the time that a step takes after each `interval`, until the channel `ended` is closed. Every [`LOGGED`] times,
+/// also writes the time to a script's stderr. Returns how often it was shown.
 fn show_elapsed(name: &str, ended: &Receiver<()>, interval: Duration) -> u32 {
     let start = Instant::now();
     let mut times = 0;

@@ -20,8 +20,8 @@ pub(crate) enum Subject {
 }
 
 /// Connects to the host that the arguments name, or finds the process of that name that is no host. `first` is a target
-/// in front of the other arguments. `args` is `None` for a command without their options. If no target is given, it is
-/// the only running host.
+/// in front of the other arguments; `args` are the options, `None` for a command without them. If neither names a
+/// target, the only running host is meant.
 ///
 /// # Errors
 /// As for [`connect_to`]; no process has the name, or several have it.

@@ -35,8 +35,8 @@ pub(crate) struct TargetArgs {
 pub(crate) const NO_HOST_REMEDY: &str = "load the plugin with `memprof attach PID` into a running process, or start one with \
     `memprof run -- PROGRAM`; for a process of another user, run memprof as that user or as root";
 
-/// Connects to the host of `memory_profile` that the arguments name, with their timeout. `first` is a target in front
-/// of the other arguments; `None` if there is none. Without any target, it is the only running host.
+/// Connects to the host of `memory_profile` that the arguments name, with the timeout in `args`. `first` is a target in
+/// front of the other arguments; `None` if there is none. If no target is given, connects to the only running host.
 pub(crate) fn connect_to(args: &TargetArgs, first: Option<&str>) -> anyhow::Result<Client> {
     connect_to_plugin(args, first, PLUGIN)
 }
@@ -60,13 +60,14 @@ pub(crate) fn connect_to_plugin(
     })
 }
 
-/// Connects to the host that `target` names: a socket's path, a pid, or a name. `None`: the only running host.
+/// Connects to the host of `memory_profile` that `target` names: a socket's path, a pid, or a name. If `target` is
+/// `None`, connects to the only running host.
 pub(crate) fn connect(target: Option<&str>) -> anyhow::Result<Client> {
     find_and_connect(target, PLUGIN, Client::connect)
 }
 
-/// Finds the host that `target` names, or for `None` the only running one, and connects to its socket by `connect`. If
-/// nothing listens there any more, searches once more.
+/// Finds the host that `target` names, or if it is `None` the only running one, and connects to its socket by
+/// `connect`. If nothing listens at the socket any more, searches for the host once more.
 fn find_and_connect(
     target: Option<&str>,
     plugin: &str,
@@ -82,8 +83,8 @@ fn find_and_connect(
     connected.with_context(|| socket.display().to_string())
 }
 
-/// Returns the socket that `target` is the path of, or else that of the host that it names. Without a target, returns
-/// that of the only running host with `plugin`.
+/// Returns the path of a socket: `target` itself if it is one, else the socket of the host that `target` names. If
+/// `target` is `None`, returns the socket of the only running host with `plugin`.
 fn find_socket(target: Option<&str>, plugin: &str) -> anyhow::Result<PathBuf> {
     match target.and_then(socket_path) {
         Some(path) => Ok(path),
@@ -91,7 +92,8 @@ fn find_socket(target: Option<&str>, plugin: &str) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Returns the pid of a host in this process's pid namespace, which may differ from the one in the host's.
+/// Returns the pid of a host in this process's pid namespace. If the host is not visible there, returns the pid in the
+/// host's own namespace, which it reports itself.
 pub(crate) fn host_pid(client: &mut Client) -> anyhow::Result<u32> {
     match client.peer().pid {
         Some(pid) => Ok(pid),
@@ -99,7 +101,7 @@ pub(crate) fn host_pid(client: &mut Client) -> anyhow::Result<u32> {
     }
 }
 
-/// Returns the pid of the running host with that name; `None` unless there is exactly one.
+/// Returns the pid of the running host with that name. `None` if there is none, or if several have it.
 pub(crate) fn pid_by_host_name(name: &str) -> Option<u32> {
     let mut hosts = running_hosts();
     hosts.retain(|host| host.matches(name));
@@ -109,8 +111,9 @@ pub(crate) fn pid_by_host_name(name: &str) -> Option<u32> {
     }
 }
 
-/// Interprets a target as the path of a socket: it has a slash and is not `NAME/PID`, or a socket with that name exists
-/// in the working directory. `None` otherwise. A number is a pid, even if such a file exists.
+/// Interprets a target as the path of a socket. A target with a slash is a path, unless it has the form `NAME/PID` and
+/// no such file exists. Without a slash, it is a path if a socket of that name exists in the working directory; a
+/// number is always a pid. `None` if the target is not a path.
 pub(crate) fn socket_path(target: &str) -> Option<PathBuf> {
     let is_socket = |path: &Path| path.metadata().is_ok_and(|m| m.file_type().is_socket());
     if target.starts_with("container:") {
@@ -129,9 +132,9 @@ fn parse_pid(target: &str) -> Option<u32> {
     target.parse().ok()
 }
 
-/// Finds the host that `target` names, or for `None` the only running one. A pid, `NAME/PID` or `container:NAME` is
-/// searched among the sockets of that process only. A name is searched first among the hosts in the usual socket
-/// directories, then among all processes.
+/// Finds the host that `target` names, or if it is `None` the only running one. For a pid, `NAME/PID` or
+/// `container:NAME`, searches only the sockets of that process. For a name, searches the hosts in the usual socket
+/// directories first, then all processes. If the process has several sockets, chooses that of `plugin`.
 pub(crate) fn find_host(target: Option<&str>, plugin: &str) -> anyhow::Result<RunningHost> {
     if let Some(container) = target.and_then(|target| target.strip_prefix("container:")) {
         let pid = container::find_process_in_container(container);
@@ -200,7 +203,7 @@ fn host_of_plugin(pid: u32, plugin: &str) -> (Option<RunningHost>, Vec<Unreachab
     (Some(hosts.swap_remove(index)), found.unreachable)
 }
 
-/// Returns the pid if all hosts are sockets of one process; `None` otherwise, or if there is only one host.
+/// Returns the pid if there are several hosts, which are all sockets of one process. `None` otherwise.
 fn common_pid<'a>(hosts: impl Iterator<Item = &'a RunningHost>) -> Option<u32> {
     let pids: Vec<_> = hosts.map(|host| host.pid).collect();
     let is_same = pids.len() > 1 && pids.iter().all(|pid| *pid == pids[0]);
@@ -244,8 +247,8 @@ fn choose_host(
     }
 }
 
-/// Builds the message for a target that matches no host: what is known of the process with its pid or name. `running`
-/// is the list of the hosts as text.
+/// Returns the error text for a target that matches no host: what is known of the process with its pid or name.
+/// `running` is the list of the hosts as text.
 fn no_host_message(target: &str, running: &str, unreachable: &[UnreachableHost]) -> String {
     let process = parse_pid(target).or_else(|| pids_with_name(target).first().copied());
     let Some((pid, name, owner)) = process.and_then(inspect_process) else {
@@ -282,8 +285,8 @@ fn inspect_process(pid: u32) -> Option<(u32, String, u32)> {
     ))
 }
 
-/// Returns a text with pids and names, each process once: `4711 (nginx), 4712 (redis)`; `none` without hosts. `hosts`
-/// must be in the order of their pids.
+/// Returns the pids and names of hosts as a text, each process once: `4711 (nginx), 4712 (redis)`; `none` without
+/// hosts. `hosts` must be sorted by pid.
 fn host_list_text(hosts: &[RunningHost]) -> String {
     let one = |host: &RunningHost| format!("{} ({})", host.pid, host.info.name);
     let mut names: Vec<_> = hosts.iter().map(one).collect();

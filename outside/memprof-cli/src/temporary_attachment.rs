@@ -43,8 +43,8 @@ pub(crate) struct TemporaryAttachment {
 }
 
 impl TemporaryAttachment {
-    /// Connects to a process. Attaches to it first if it has no plugin, which is a change registered with `interrupts`;
-    /// then also patches the functions of its allocators if necessary. Notes say which could not be patched.
+    /// Connects to a process. If it has no plugin, attaches to it first, registers that change with `interrupts`, and
+    /// patches the functions of its allocators if necessary. Prints notes on functions that could not be patched.
     pub(crate) fn open(
         pid: u32,
         options: &AttachOptions,
@@ -105,8 +105,8 @@ impl TemporaryAttachment {
         })
     }
 
-    /// Detaches from a process that this attachment attached to, unless it is to stay attached. `has_ended`: it ended
-    /// or lost the plugin meanwhile, so that nothing is left to remove.
+    /// Detaches from a process that [`open`](Self::open) attached to, unless it is to stay attached. `has_ended` says
+    /// that the process ended or lost the plugin meanwhile, so that nothing is left to remove.
     ///
     /// # Errors
     /// The process is not as it was before; the change stays registered with `interrupts`.

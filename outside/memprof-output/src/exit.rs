@@ -32,7 +32,7 @@ impl fmt::Display for ExitError {
 
 impl std::error::Error for ExitError {}
 
-/// Builds an error with which a command ends with that exit code. `message` is its text.
+/// Builds an error with the text `message` that ends a command with the exit code `code`.
 pub fn with_exit_code(code: u8, message: impl Into<String>) -> anyhow::Error {
     ExitError {
         code,
@@ -41,13 +41,15 @@ pub fn with_exit_code(code: u8, message: impl Into<String>) -> anyhow::Error {
     .into()
 }
 
-/// Returns the exit code of an error or of one of its causes. `None` if none of them is an [`ExitError`].
+/// Returns the exit code of the first [`ExitError`] among an error and its causes, outermost first. `None` if there is
+/// none.
 pub fn error_code(error: &anyhow::Error) -> Option<u8> {
     let mut causes = error.chain();
     causes.find_map(|cause| Some(cause.downcast_ref::<ExitError>()?.code))
 }
 
-/// Joins the texts of an error and its causes with `: `. Leaves out a cause with which the text already ends.
+/// Joins the texts of an error and its causes with `: `, outermost first. Leaves out a cause whose text already ends
+/// the joined text: some errors quote their cause.
 pub fn error_chain(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -58,16 +60,17 @@ pub fn error_chain(error: &anyhow::Error) -> String {
     text
 }
 
-/// Returns the text of an error with its causes, and with a remedy if the kernel refused a file.
+/// Returns the text of an error with its causes. Appends a remedy if the text contains an errno that has one for file
+/// operations.
 pub fn error_text(error: &anyhow::Error) -> String {
     let text = error_chain(error);
-    let remedy = system_remedy(&text).map(|remedy| format!("; {remedy}"));
+    let remedy = printed_errno_remedy(&text).map(|remedy| format!("; {remedy}"));
     format!("{text}{}", remedy.unwrap_or_default())
 }
 
-/// Returns the remedy for an error of the kernel about a file, by the number that `std::io::Error` prints: `(os error
-/// 30)`. `None` for other errors, whose texts contain a remedy already.
-fn system_remedy(text: &str) -> Option<String> {
+/// Returns the remedy for a failed file operation. Finds the errno in an error's text, as `std::io::Error` prints it:
+/// `(os error 30)`. `None` if the text has no errno, or if there is no remedy for it.
+fn printed_errno_remedy(text: &str) -> Option<String> {
     let (_, number) = text.split_once("(os error ")?;
     let (number, _) = number.split_once(')')?;
     errno_remedy(
@@ -76,8 +79,9 @@ fn system_remedy(text: &str) -> Option<String> {
     )
 }
 
-/// Prints a command's error, and returns its exit code: that of its outcome, or `code_of` for an error. A success
-/// becomes a failure if printed text was lost, as on a full disk: a script would take an empty file for the result.
+/// Ends a command: prints its error, if there is one, to stderr, and returns the exit code of this program. The code is
+/// that of `outcome`, or the result of `code_of` for an error. A success becomes a failure if printed text was lost, as
+/// on a full disk: a script would take an empty file for the result.
 pub fn finish_command(
     outcome: anyhow::Result<ExitCode>,
     code_of: impl FnOnce(&anyhow::Error) -> ExitCode,
@@ -126,7 +130,7 @@ mod tests {
     #[test]
     fn remedy_is_that_of_printed_errno() {
         let check = |text: &str, part: &str| {
-            let remedy = system_remedy(text).unwrap_or_default();
+            let remedy = printed_errno_remedy(text).unwrap_or_default();
             assert!(
                 remedy.contains(part) && part.is_empty() == remedy.is_empty(),
                 "{remedy}"

@@ -44,8 +44,8 @@ pub fn publish_file<T>(
 }
 
 /// Writes a temporary file in the directory of `path`, syncs it, and renames it to `path`. `mode` is the mode of the
-/// file that it replaces, and the new file gets it; with `None`, none is replaced and the umask decides. `failed` makes
-/// the text of errors.
+/// file to replace, and the new file gets it. With `None`, there is no such file, and the umask decides. `failed`
+/// returns the text of errors.
 fn replace_file<T>(
     path: &Path,
     mode: Option<u32>,
@@ -54,7 +54,7 @@ fn replace_file<T>(
 ) -> anyhow::Result<T> {
     let file = tempfile::Builder::new()
         .prefix(".memprof-")
-        // The umask applies, as for any file.
+        // In place of 0600, the default of `tempfile`. The umask applies, as for any new file.
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(parent_dir(path))
         .map_err(|error| anyhow!("{}", without_temporary_path(&error.to_string())))
@@ -65,7 +65,7 @@ fn replace_file<T>(
                 parent_dir(path).display()
             )
         })?;
-    // The temporary file's own writer adds its path to errors.
+    // Not to the `NamedTempFile` itself, whose errors contain its temporary path.
     let mut out = BufWriter::with_capacity(BUFFER_SIZE, file.as_file());
     let value = write(&mut out)?;
     out.flush().with_context(failed)?;
@@ -90,18 +90,20 @@ pub fn without_temporary_path(error: &str) -> &str {
 }
 
 /// Follows the links of an output path. Opens the file at their end for writing, unless it is regular or does not exist
-/// yet. Fails for links and files that another user may have planted.
+/// yet. Fails for links and files that another user may have planted, and if a link or the file cannot be read or
+/// opened.
 fn resolve_target(path: &Path) -> io::Result<OutputTarget> {
     let mut end = path.to_owned();
     for _ in 0..MAX_LINKS {
         let metadata = match end.symlink_metadata() {
+            // Neither the text of the links nor the kernel leads to a file: it will be a new one.
             Err(error) if error.kind() == io::ErrorKind::NotFound && path.metadata().is_err() => {
                 return Ok(OutputTarget::Replaced {
                     path: end,
                     mode: None,
                 });
             }
-            // The link's text is no path, as in /proc/self/fd for a pipe.
+            // The kernel finds a file, but the link's text is no path, as in /proc/self/fd for a pipe.
             Err(error) if error.kind() == io::ErrorKind::NotFound => break,
             metadata => metadata?,
         };
@@ -118,6 +120,8 @@ fn resolve_target(path: &Path) -> io::Result<OutputTarget> {
         }
         end = parent_dir(&end).join(end.read_link()?);
     }
+    // After too many links, the kernel refuses to open the path (ELOOP). A terminal that is opened must not become the
+    // controlling terminal of this process (NOCTTY).
     let file = OpenOptions::new()
         .write(true)
         .custom_flags(OFlags::NOCTTY.bits().cast_signed())
@@ -131,9 +135,9 @@ fn is_same_file(metadata: &Metadata, path: &Path) -> bool {
         .is_ok_and(|end| (end.dev(), end.ino()) == (metadata.dev(), metadata.ino()))
 }
 
-/// Fails for a file that another user may have planted. In `/tmp` and similar directories, any user may create a link
-/// or a FIFO with the name. As the kernel does (proc(5), `protected_symlinks` and `protected_fifos`), only those of
-/// this user and of the directory's owner are followed and opened.
+/// Fails for a link or file that another user may have planted. In `/tmp` and similar directories, any user may create
+/// a link or a FIFO under the name of the output. As the kernel does (proc(5), `protected_symlinks` and
+/// `protected_fifos`), accepts only links and files of this user or of the directory's owner.
 fn reject_planted(path: &Path, metadata: &Metadata) -> io::Result<()> {
     let directory = parent_dir(path).metadata()?;
     let own = rustix::process::geteuid().as_raw();
@@ -147,8 +151,8 @@ fn reject_planted(path: &Path, metadata: &Metadata) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
-/// Returns whether a file of the user `owner` may be planted: in a directory in which all users may create files, it
-/// belongs neither to this user, `own`, nor to the directory's owner.
+/// Returns whether another user may have planted a file: all users may create files in its directory, and its `owner`
+/// is neither this user (`own`) nor the directory's owner. All three are uids.
 fn is_planted(directory_mode: u32, directory_owner: u32, owner: u32, own: u32) -> bool {
     directory_mode & SHARED_DIR_MODE == SHARED_DIR_MODE && owner != own && owner != directory_owner
 }

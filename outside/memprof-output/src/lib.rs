@@ -48,8 +48,8 @@ pub fn note(text: &str) {
     }
 }
 
-/// Calls `work`, and returns its result and the notes that this thread made meanwhile. These are not written to stderr:
-/// notes on several processes are better read together.
+/// Calls `work`. Returns its result and the notes that this thread made meanwhile, which are not written to stderr: the
+/// caller can print notes on several processes together.
 pub fn collect_notes<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
     let before = COLLECTED.replace(Some(Vec::new()));
     let done = work();
@@ -74,8 +74,8 @@ pub fn show_progress(text: &str) {
     }
 }
 
-/// Writes a line about a long step to stderr. Writes nothing if stderr is a terminal, where [`show_progress`] shows the
-/// step.
+/// Writes a line about a long step to stderr, with control characters escaped. Writes nothing if stderr is a terminal,
+/// where [`show_progress`] shows the step.
 pub fn log_progress(text: &str) {
     if !io::stderr().is_terminal() {
         print_stderr(&format!("memprof: {}", one_line(text)));

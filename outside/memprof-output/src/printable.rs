@@ -7,8 +7,8 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-/// Escapes each character that controls a terminal, except newlines and tabs. It becomes `\u001b`, as in JSON, so that
-/// JSON keeps its meaning.
+/// Replaces each character that controls a terminal, except newlines and tabs, with an escape as in JSON (`\u001b`).
+/// JSON text keeps its value.
 pub fn printable(text: &str) -> Cow<'_, str> {
     escape_harmful(text, |c| is_harmful(c) && c != '\n' && c != '\t')
 }
@@ -18,7 +18,7 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     escape_harmful(text, is_harmful)
 }
 
-/// Escapes the characters for which `is_harmful` holds, as JSON does: `\u001b`.
+/// Replaces each character for which `is_harmful` returns true with an escape as in JSON: `\u001b`.
 fn escape_harmful(text: &str, is_harmful: impl Fn(char) -> bool) -> Cow<'_, str> {
     if !text.contains(&is_harmful) {
         return text.into();
@@ -64,8 +64,8 @@ impl<W: Write> Printable<W> {
 }
 
 impl<W: Write> Write for Printable<W> {
-    /// Writes all of `bytes`, but keeps an incomplete character at their end for the next call. Invalid UTF-8 is
-    /// replaced.
+    /// Writes all of `bytes` in printable form, invalid UTF-8 as U+FFFD. An incomplete character at the end of `bytes`
+    /// waits for the next call, which may complete it, unless invalid bytes precede it.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.incomplete.extend_from_slice(bytes);
         let complete = match str::from_utf8(&self.incomplete) {
@@ -80,7 +80,7 @@ impl<W: Write> Write for Printable<W> {
         Ok(bytes.len())
     }
 
-    /// Also writes a character that is still incomplete: it is replaced, as other invalid UTF-8 is.
+    /// Also writes a waiting incomplete character, as U+FFFD: no more bytes of it are expected.
     fn flush(&mut self) -> io::Result<()> {
         if !std::mem::take(&mut self.incomplete).is_empty() {
             self.inner

@@ -23,9 +23,9 @@ pub fn write_to_stdout<T>(
     write_until_closed(io::stdout().lock(), is_terminal, write)
 }
 
-/// Prints a command's text in printable form, with a newline at its end. If it cannot be written, reports that on
-/// standard error, but only the first time, and `is_complete` returns false from then on. It is no failure if the
-/// reader went away.
+/// Prints a command's text in printable form, and a newline if the text does not end with one. If writing fails,
+/// reports that on standard error, but only the first time, and [`is_complete`] returns false from then on. That the
+/// reader went away is no failure.
 pub fn print(text: &str) {
     let line_end = if text.ends_with('\n') { "" } else { "\n" };
     let text = printable(text);
@@ -42,14 +42,14 @@ pub fn print(text: &str) {
     }
 }
 
-/// Returns whether [`print()`] wrote all text, or only its reader went away. If not, the command must not succeed: a
+/// Returns false if [`print()`] lost text, other than because the reader went away. The command must then fail: a
 /// script would take an empty file for the result.
 pub fn is_complete() -> bool {
     !IS_INCOMPLETE.load(Ordering::Relaxed)
 }
 
-/// Calls `write` with a writer to `out`, which makes the text printable if `is_terminal`. `None` if the reader of `out`
-/// went away, which is no error.
+/// Calls `write` with a buffered writer to `out`, and flushes the writer. With `is_terminal`, the writer makes the text
+/// printable. Returns `None` without an error if the reader of `out` went away.
 fn write_until_closed<T>(
     out: impl Write,
     is_terminal: bool,
@@ -72,7 +72,7 @@ fn write_until_closed<T>(
     }
 }
 
-/// Calls `write` with `out`, and flushes `out`. Fails if either does.
+/// Calls `write` with `out`, then flushes `out`. Fails if one of the two fails.
 fn write_and_flush<T>(
     out: &mut dyn Write,
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
@@ -91,7 +91,8 @@ struct PipeWatcher<W> {
 }
 
 impl<W> PipeWatcher<W> {
-    /// Records if a result says that the reader went away (`BrokenPipe`). Returns the result.
+    /// Sets `is_closed` if a result is the error that the reader went away (`BrokenPipe`). Returns the result
+    /// unchanged.
     fn record_closed<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
         self.is_closed |=
             matches!(&result, Err(error) if error.kind() == io::ErrorKind::BrokenPipe);

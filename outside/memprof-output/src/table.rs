@@ -4,8 +4,8 @@ use unicode_width::UnicodeWidthStr;
 
 use crate::one_line;
 
-/// Formats a table, `heads` first, whose columns are as wide as their widest cell, as a terminal shows it. Line feeds
-/// and other control characters in cells are escaped.
+/// Formats a table with `heads` as its first line. Each column is as wide as its widest cell is on a terminal. Line
+/// feeds and other control characters in the cells of `rows` are escaped.
 pub fn format_table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
     let rows = rows
         .iter()
@@ -19,7 +19,8 @@ pub fn format_table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> S
         let mut line = String::new();
         for (index, (cell, width)) in row.iter().zip(widths).enumerate() {
             line += cell;
-            // Not by a width of `format!`, which panics above 65,535; nor behind the last cell, whose column may be wide.
+            // Not padded by a width in `format!`, which panics above 65,535. The last cell of a line is not padded: its
+            // column may be wide.
             if index + 1 < N {
                 line += &" ".repeat(width - cell.width() + 2);
             }
@@ -30,8 +31,8 @@ pub fn format_table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> S
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Formats a table for a terminal of `width` columns. Each cell of `rows` is cut to its column's width in `limits`, and
-/// each line to `width`; a cut text ends with `…`. For a file or a pipe, `width` is `None`, and nothing is cut.
+/// Formats a table for a terminal of `width` columns. Cuts each cell of `rows` to its column's width in `limits`, and
+/// each line to `width`; a cut text ends with `…`. Cuts nothing if `width` is `None`, as for a file or a pipe.
 pub fn format_table_within<const N: usize>(
     width: Option<usize>,
     limits: [usize; N],

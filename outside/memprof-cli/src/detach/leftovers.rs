@@ -22,8 +22,9 @@ pub(crate) struct Leftovers {
 }
 
 impl Leftovers {
-    /// Finds the directories that the plugin may leave in a process's root. Requests its dump directory, so call it
-    /// before the plugin is detached. `None` if the root is that of memprof, or cannot be opened.
+    /// Finds the directories that the plugin may leave in a process's root directory. Requests the dump directory from
+    /// the plugin, so call this before the plugin is detached. `None` if this program has the same root directory, or
+    /// if the process's root or owner cannot be read.
     pub(crate) fn for_process(pid: u32, client: &mut Client) -> Option<Self> {
         let path = format!("/proc/{pid}/root");
         let [own, target] = ["/", &path].map(|path| {
@@ -43,11 +44,13 @@ impl Leftovers {
             let is_memprofs = |path: &Path| {
                 path == dump_dir || path.file_name().is_some_and(|name| name == MEMPROF)
             };
+            // From the dump directory upwards: each must be empty before the one above it can be removed.
             let above = dump_dir.ancestors();
             let made = above.filter(|path| is_memprofs(path));
             directories.extend(made.map(Path::to_owned));
         }
         directories.extend([
+            // The directories of the control socket: of other users, and of root.
             PathBuf::from(format!("/tmp/memprof-{user}")),
             PathBuf::from("/run/memprof"),
         ]);
@@ -58,7 +61,7 @@ impl Leftovers {
         })
     }
 
-    /// Removes those of the directories that are empty. Ignores errors.
+    /// Removes the directories that are empty and belong to the process's user. Ignores errors.
     pub(crate) fn remove_empty_directories(&self) {
         for directory in &self.directories {
             self.unlink(directory, AtFlags::REMOVEDIR);
@@ -70,8 +73,9 @@ impl Leftovers {
         self.unlink(path, AtFlags::empty());
     }
 
-    /// Removes the file at a path below the root, or the empty directory if `flags` are `REMOVEDIR`. Leaves what
-    /// belongs to another user, because the process chose the path. Ignores errors.
+    /// Removes the file at a path below the root, or the empty directory if `flags` are `REMOVEDIR`. Removes nothing of
+    /// another user than the process's: the process chose the path, which may name a file that the plugin did not
+    /// create. Ignores errors.
     fn unlink(&self, path: &Path, flags: AtFlags) {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return;

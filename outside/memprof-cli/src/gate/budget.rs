@@ -60,7 +60,7 @@ impl Default for Tolerance {
 }
 
 impl FunctionBudgets {
-    /// Returns the budgets in bytes by function name, for one of the totals.
+    /// Returns the budgets in bytes by function name, for the peak or for the allocated bytes.
     pub(super) fn for_total(&self, total: BudgetedTotal) -> &BTreeMap<String, ByteSize> {
         match total {
             BudgetedTotal::Peak => &self.peak,
@@ -86,7 +86,7 @@ impl Budget {
         }
     }
 
-    /// Returns the largest number of bytes that a budget allows, with the tolerance.
+    /// Returns the largest measured value, in bytes, that passes a budget of `budgeted` bytes with the tolerance.
     pub(super) fn limit_with_tolerance(&self, budgeted: ByteSize) -> u64 {
         (budgeted.0 as f64 * (1.0 + self.tolerance.0 / 100.0)) as u64
     }
@@ -113,9 +113,9 @@ impl Budget {
         BudgetedTotal::ALL.into_iter().any(limits)
     }
 
-    /// Builds the budget whose limits are the measured values. The totals and functions that have a limit in `before`
-    /// get one; both totals if it limits nothing. The tolerance stays, and so do the limits of functions without a
-    /// sample: their names may be wrong. The baseline gets the functions that are largest now.
+    /// Builds the budget whose limits are the measured values. Limits the totals and functions that have a limit in
+    /// `before`, or both totals if `before` limits nothing. The tolerance stays. So do the limits of functions that no
+    /// sample has: their names may be wrong. The baseline gets the functions that are largest now.
     pub(super) fn from_measurement(measured: &Measurement, stacks: &Stacks, before: Self) -> Self {
         let is_new = !before.limits_anything();
         let limit = |total: BudgetedTotal| {
@@ -133,6 +133,7 @@ impl Budget {
             let rows = stacks.function_rows(total);
             for (name, limit) in budget.functions.for_total_mut(total) {
                 let row = rows.iter().find(|row| row.name == *name);
+                // A function that was sampled for the other total only has 0 bytes of this one.
                 if row.is_some() || stacks.has_leaf(name) {
                     *limit = ByteSize(row.map_or(0, |row| row.bytes));
                 }
@@ -176,7 +177,7 @@ impl FromStr for ByteSize {
     }
 }
 
-/// Describes a size that no process can have.
+/// Returns the error text for a size that is out of range.
 fn too_large_message(size: impl Display) -> String {
     format!("the size {size} is too large")
 }
@@ -223,6 +224,7 @@ impl Visitor<'_> for ByteSizeVisitor {
 }
 
 impl<'de> Deserialize<'de> for Tolerance {
+    /// Parses a percentage such as `"2.5%"`, which must be finite and not negative.
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let text = String::deserialize(from)?;
         let percent = text

@@ -43,6 +43,7 @@ impl BudgetFile {
                 ));
             }
         };
+        // Parsed twice: for the values, and as a document that keeps comments and positions.
         let parsed = toml::from_str(&text).map_err(|error| error.to_string());
         let parsed = parsed.and_then(|budget| {
             let document = Document::parse(text).map_err(|error| error.to_string())?;
@@ -103,9 +104,9 @@ impl BudgetFile {
     }
 }
 
-/// Sets a size, or adds it if the table lacks the key. Keeps the comment behind it.
+/// Sets the size of a key, or adds the key if the table lacks it. Keeps the comment behind the value.
 fn set_size(table: &mut dyn TableLike, key: &str, ByteSize(bytes): ByteSize) {
-    // TOML's integers are those of `i64`.
+    // Integers of TOML have 64 bits with a sign; a larger size becomes the largest of them.
     let mut value = Value::from(i64::try_from(bytes).unwrap_or(i64::MAX));
     match table.get_mut(key).and_then(Item::as_value_mut) {
         Some(known) => {

@@ -8,16 +8,16 @@ use crate::quantities::format_size;
 /// Frames of a stack in the text, from the leaf.
 const MAX_SHOWN_FRAMES: usize = 12;
 
-/// Returns the lines for a limit: the measured value and, if the limit is broken, the function that grew.
-pub(super) fn check_lines(check: &LimitCheck) -> String {
+/// Returns the lines about a limit: the measured value and, if the limit is broken, the function that grew.
+pub(super) fn format_check_lines(check: &LimitCheck) -> String {
     let regression = check.guilty.as_ref().map(regression_lines);
-    let lines = [Some(check_line(check)), regression];
+    let lines = [Some(format_check_line(check)), regression];
     lines.into_iter().flatten().collect::<Vec<_>>().join("\n")
 }
 
-/// Returns the line for a limit: the measured value, and by how much it differs from the budget. For a limit of a
-/// function that no sample has, the line says that it checks nothing.
-fn check_line(check: &LimitCheck) -> String {
+/// Returns the first line about a limit: the measured value, and by how much it differs from the budget. For a limit of
+/// a function that no sample has, the line says that it checks nothing.
+fn format_check_line(check: &LimitCheck) -> String {
     let name = limit_name(check);
     if !check.is_matched {
         return format!(
@@ -99,7 +99,7 @@ pub(super) mod tests {
             broken()
                 .checks
                 .iter()
-                .map(|check| check_lines(check) + "\n")
+                .map(|check| format_check_lines(check) + "\n")
                 .collect::<String>(),
             "BROKEN peak: 106.00MiB of 100.00MiB (+6.0%)\n       +6.00MiB ± 0B in parse: a, 5%, which has \
              66.00MiB\n           parse: a, 5%\n           main\nok     allocated: 1.00GiB of 1.00GiB (+0.0%)\n\

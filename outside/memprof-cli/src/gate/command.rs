@@ -32,7 +32,8 @@ pub(super) enum CommandEnd {
     Interrupted(Signal),
 }
 
-/// Runs a command until it ends, or until this program gets a signal, which is passed on to it.
+/// Runs a command until it ends, or until this program gets a signal. Passes the signal on to the command, and waits
+/// for its end.
 ///
 /// # Errors
 /// The command cannot be started or waited for.
@@ -46,7 +47,7 @@ pub(super) fn run(command: &mut Command) -> anyhow::Result<CommandEnd> {
     end
 }
 
-/// Like [`run`], while the `signals` are blocked: a descriptor receives them.
+/// Like [`run`], but expects that the `signals` are blocked in this thread: a descriptor receives them.
 fn run_with_signals_blocked(command: &mut Command, signals: &SigSet) -> anyhow::Result<CommandEnd> {
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signals = SignalFd::with_flags(signals, flags).context("failed to watch for signals")?;
@@ -68,8 +69,8 @@ fn run_with_signals_blocked(command: &mut Command, signals: &SigSet) -> anyhow::
     }
 }
 
-/// Returns whether a process group has processes other than zombies. Zombies remain if the first process of a container
-/// reaps none.
+/// Returns whether a process group has processes other than zombies. Zombies do not count, because they remain for ever
+/// if the first process of a container reaps none. Reads the status of all processes in /proc.
 fn has_processes(group: u32) -> bool {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut stats = entries.filter_map(|entry| {
@@ -125,8 +126,8 @@ impl RunningCommand {
         Ok(CommandEvent::Ended(self.child.wait().context(WAIT_FAILED)?))
     }
 
-    /// Passes a signal on, unless the command has received it too (`is_shared`), and waits for the end. Kills the
-    /// processes that remain after a timeout, or at a second signal.
+    /// Passes a signal on, unless the command has received it too (`is_shared`), and waits for the end of the command
+    /// and of its group. Kills the processes that remain after a timeout, or at a second signal.
     fn terminate(&mut self, signal: Signal, is_shared: bool) -> anyhow::Result<()> {
         if !is_shared {
             self.send(signal);
@@ -140,6 +141,7 @@ impl RunningCommand {
             self.send(Signal::SIGKILL);
             self.child.wait().context(WAIT_FAILED)?;
         }
+        // Without a group of its own, the command's remaining processes cannot be found.
         if self.group == CommandGroup::Shared {
             return Ok(());
         }
@@ -156,7 +158,8 @@ impl RunningCommand {
         Ok(())
     }
 
-    /// Sends a signal to the command or its group.
+    /// Sends a signal to the command's group, or to the command alone if it shares the group of this program. Ignores
+    /// errors.
     fn send(&self, signal: Signal) {
         self.group.send_signal(&self.process, signal);
     }

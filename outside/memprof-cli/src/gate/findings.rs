@@ -6,7 +6,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use serde_json::{Value, json};
 
 use super::budget_file::BudgetFile;
-use super::check_text::{check_lines, limit_name};
+use super::check_text::{format_check_lines, limit_name};
 use super::repository_path::repository_path;
 use super::verdict::{BudgetVerdict, LimitCheck};
 
@@ -36,8 +36,8 @@ struct Finding {
 }
 
 impl Findings {
-    /// Collects the limits that are broken or match no function. `file` is the budget file at `path`, and gives their
-    /// lines.
+    /// Collects the limits that are broken or match no function. `file` is the budget file at `path`, which has the
+    /// lines of the limits.
     pub(super) fn new(verdict: &BudgetVerdict, path: &Path, file: &BudgetFile) -> Self {
         let found = verdict
             .checks
@@ -47,7 +47,7 @@ impl Findings {
             is_broken: check.is_broken,
             limit: limit_name(check),
             line: file.limit_line(check.what, check.function.as_deref()),
-            text: check_lines(check),
+            text: format_check_lines(check),
         };
         Self {
             path: repository_path(path),
@@ -55,8 +55,8 @@ impl Findings {
         }
     }
 
-    /// Formats workflow commands that show errors and warnings (docs.github.com, "Workflow commands for GitHub
-    /// Actions").
+    /// Formats the findings as commands in the output of a workflow, which GitHub shows as errors and warnings
+    /// (docs.github.com, "Workflow commands for GitHub Actions").
     pub(super) fn format_github(&self) -> String {
         let path = escape_property(&self.path.display().to_string());
         let commands = self.findings.iter().map(|finding| {
@@ -74,7 +74,7 @@ impl Findings {
         commands.collect()
     }
 
-    /// Formats a report of GitLab's Code Quality (docs.gitlab.com, "Code Quality report format").
+    /// Formats the findings as a report of GitLab's Code Quality (docs.gitlab.com, "Code Quality report format").
     pub(super) fn format_gitlab(&self) -> Value {
         let path = self.path.display().to_string();
         let findings = self.findings.iter().map(|finding| {
@@ -90,7 +90,7 @@ impl Findings {
         findings.collect()
     }
 
-    /// Formats a log of SARIF 2.1.0 (OASIS), as code scanning reads it.
+    /// Formats the findings as a log of SARIF 2.1.0 (OASIS), which code scanning reads.
     pub(super) fn format_sarif(&self) -> Value {
         let rules = [
             (
@@ -142,14 +142,14 @@ impl Findings {
     }
 }
 
-/// Escapes the text of a workflow command, in which `%` begins an escape.
+/// Escapes the text of a workflow command of GitHub: `%`, which begins an escape, and line ends.
 fn escape_data(text: &str) -> String {
     text.replace('%', "%25")
         .replace('\r', "%0D")
         .replace('\n', "%0A")
 }
 
-/// Escapes a property of a workflow command, which a colon or a comma would end.
+/// Escapes the value of a property of a workflow command of GitHub: also a colon or a comma would end it.
 fn escape_property(text: &str) -> String {
     escape_data(text).replace(':', "%3A").replace(',', "%2C")
 }

@@ -4,12 +4,13 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use super::check_text::{check_lines, limit_name};
+use super::check_text::{format_check_lines, limit_name};
 use super::repository_path::repository_path;
 use super::verdict::{BudgetVerdict, LimitCheck};
 use crate::output::printable;
 
-/// Formats a report of a budget file's limits. A limit that matches nothing is a skipped test.
+/// Formats a report in XML about the limits of the budget file at `budget`. A limit that matches no function is a
+/// skipped test.
 pub(super) fn format_junit(verdict: &BudgetVerdict, budget: &Path) -> String {
     let budget = escape_xml(&repository_path(budget).display().to_string());
     let checks = &verdict.checks;
@@ -33,7 +34,7 @@ pub(super) fn format_junit(verdict: &BudgetVerdict, budget: &Path) -> String {
             "    <testcase name=\"{}\" classname=\"memprof.{budget}\"",
             escape_xml(&limit_name(check))
         );
-        let lines = check_lines(check);
+        let lines = format_check_lines(check);
         let message = escape_xml(lines.lines().next().unwrap_or_default());
         text += &match check {
             check if check.is_broken => format!(
@@ -49,12 +50,13 @@ pub(super) fn format_junit(verdict: &BudgetVerdict, budget: &Path) -> String {
     text + "  </testsuite>\n</testsuites>\n"
 }
 
-/// Returns whether a limit was kept only because it matches nothing.
+/// Returns whether a limit checked nothing: no sampled function has its name, and it is not broken.
 fn is_skipped(check: &LimitCheck) -> bool {
     !check.is_broken && !check.is_matched
 }
 
-/// Escapes text for XML, also for attributes. Characters that XML 1.0 cannot have become U+FFFD or escapes.
+/// Escapes text for XML, also for attributes. Control characters, which XML 1.0 cannot have, become escapes as in JSON
+/// (`\u001b`); U+FFFE and U+FFFF become U+FFFD.
 fn escape_xml(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in printable(text).chars() {

@@ -20,7 +20,8 @@ use crate::run::{RunArgs, preload_command};
 const CONFIG: &str = "sampler = \"memprof\"\ncontrol = \"off\"\n[keep]\ncount = 100000\nbytes = \"1TiB\"\n\
                       [[watch]]\nat_exit = true\n";
 
-/// Runs the command once, and reads its totals.
+/// Runs the command once, and reads the totals of its processes from their dumps. If this program's standard output is
+/// one document, the command's own output goes to standard error.
 ///
 /// # Errors
 /// The command cannot be run, has failed, was interrupted, or has left no dump.
@@ -75,7 +76,7 @@ pub(super) fn measure_command(args: &TestArgs) -> anyhow::Result<Measurement> {
     Ok(measured)
 }
 
-/// Describes the end of a command: "exit status 1", "signal 9".
+/// Describes the end of a command: "exit status 1" or "signal 9".
 fn describe_exit(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit status {code}"),
@@ -84,7 +85,7 @@ fn describe_exit(status: ExitStatus) -> String {
     }
 }
 
-/// Reads the totals of all dumps in a directory. If it does not exist, no process is counted.
+/// Reads the totals of all dumps in a directory. A missing directory means that no process was counted.
 fn read_dumps(dumps: &Path) -> anyhow::Result<Measurement> {
     let mut measured = Measurement::default();
     let entries = match fs::read_dir(dumps) {
@@ -99,8 +100,8 @@ fn read_dumps(dumps: &Path) -> anyhow::Result<Measurement> {
     Ok(measured)
 }
 
-/// Adds the totals of a dump: sums the allocated bytes, and keeps the largest peak. Lost samples add a note. A process
-/// that was not counted adds nothing but a note.
+/// Adds the totals of a process's dump: sums the allocated bytes, and keeps the largest peak. Lost samples add a note.
+/// A process whose allocations were not counted adds nothing but a note and its name.
 fn add_dump(measured: &mut Measurement, dump: PathBuf) -> anyhow::Result<()> {
     let origin = read_origin(&dump).with_context(|| dump.display().to_string())?;
     let host = origin.host.as_deref().unwrap_or("a process");
@@ -126,7 +127,8 @@ fn add_dump(measured: &mut Measurement, dump: PathBuf) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads the origin of a dump, and checks the dump to its end.
+/// Returns the data in the comment lines of a dump: the process and its counts. Parses the whole dump; fails if it is
+/// truncated, or holds several processes.
 fn read_origin(dump: &Path) -> anyhow::Result<ProfileOrigin> {
     let mut bytes = BufReader::new(File::open(dump)?);
     Ok(memprof_report::parse_profile(&mut bytes, &Limits::default(), false)?.origin)

@@ -76,8 +76,8 @@ impl Measurement {
         }
     }
 
-    /// Fails unless every process was counted: written as limits, too low totals would fail a later run that counts
-    /// more of them.
+    /// Fails unless the allocations of every process were counted. Otherwise, the totals are too low, and if they
+    /// became limits, a later run that counts more processes would fail.
     pub(super) fn require_all_counted(&self) -> anyhow::Result<()> {
         let Some(first) = self.uncounted.first() else {
             return Ok(());
@@ -94,13 +94,15 @@ impl Measurement {
     }
 }
 
-/// Returns the run with the median peak; its allocated bytes are replaced by the median of all runs. With several runs,
-/// it also gets the spread of each total. `None` without runs.
+/// Returns the run with the median peak, of an even number of runs the upper one. Its allocated bytes are replaced by
+/// the median of all runs. With several runs, it also gets the spread of each total: the range as a share of the
+/// median. `None` without runs.
 pub(super) fn median_run(mut runs: Vec<Measurement>) -> Option<Measurement> {
     let median_and_spread = |total: BudgetedTotal, runs: &mut Vec<Measurement>| {
         runs.sort_by_key(|run| run.total(total));
         let (least, most) = (runs.first()?.total(total), runs.last()?.total(total));
         let median = runs.get(runs.len() / 2)?.total(total);
+        // A median of 0 must not be a divisor.
         Some((median, (most - least) as f64 / (median as f64).max(1.0)))
     };
     let count = runs.len();

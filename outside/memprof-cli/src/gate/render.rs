@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::budget::Budget;
 use super::budget_file::BudgetFile;
-use super::check_text::check_lines;
+use super::check_text::format_check_lines;
 use super::findings::Findings;
 use super::junit::format_junit;
 use super::measurement::{BudgetedTotal, Measurement};
@@ -24,8 +24,8 @@ struct VerdictOutput<'a> {
     verdict: &'a BudgetVerdict,
 }
 
-/// Formats a verdict about a budget file as `--format` requests. The default in a workflow of GitHub, by
-/// `GITHUB_ACTIONS`, is its format, else text.
+/// Formats a verdict about a budget file as `--format` requests. Without `--format`, the format is that of GitHub if
+/// the environment has `GITHUB_ACTIONS=true`, else text.
 pub(super) fn format_verdict(
     verdict: &BudgetVerdict,
     file: &BudgetFile,
@@ -87,5 +87,7 @@ pub(super) fn format_update(path: &Path, budget: &Budget, measured: &Measurement
 /// Formats a verdict for people, with the lines of each limit.
 pub(super) fn format_text(verdict: &BudgetVerdict) -> String {
     let checks = verdict.checks.iter();
-    checks.map(|check| check_lines(check) + "\n").collect()
+    checks
+        .map(|check| format_check_lines(check) + "\n")
+        .collect()
 }

@@ -7,15 +7,17 @@ use std::path::{Path, PathBuf};
 /// Variables with the directory of the checked-out repository: of GitHub's runners and of GitLab's.
 const WORKSPACE_VARIABLES: [&str; 2] = ["GITHUB_WORKSPACE", "CI_PROJECT_DIR"];
 
-/// Returns the path of a file from the root of its repository; the path as it is if there is none.
+/// Returns a file's path relative to the root of its repository. The path stays as it is if the file is in no
+/// repository.
 pub(super) fn repository_path(file: &Path) -> PathBuf {
     let workspace = WORKSPACE_VARIABLES.into_iter().find_map(env::var_os);
     relative_to_root(file, workspace.as_deref().map(Path::new))
         .unwrap_or_else(|| file.components().collect())
 }
 
-/// Returns the path from the nearest directory above the file that is a repository (git(1), also of a submodule or a
-/// worktree) or the workspace. `workspace` is `None` if no CI system names one. `None` if there is no such directory.
+/// Returns a file's path relative to its root: the nearest directory above the file that is a repository (git(1), also
+/// of a submodule or a worktree) or `workspace`, the directory that a CI system names. `None` if there is no such
+/// directory, or if the file's directory cannot be resolved.
 fn relative_to_root(file: &Path, workspace: Option<&Path>) -> Option<PathBuf> {
     let absolute = std::path::absolute(file).ok()?;
     // Links in the file's own name stay: the difference shows the link.

@@ -45,8 +45,8 @@ pub(super) struct FunctionRow {
 }
 
 impl Stacks {
-    /// Reads and symbolizes the dumps of a measurement. The allocated bytes are of all processes, the bytes at the peak
-    /// of the one with the largest peak.
+    /// Reads and symbolizes the dumps of a measurement, with a progress line. The allocated bytes are those of all
+    /// processes, the bytes at the peak those of the process with the largest peak.
     ///
     /// # Errors
     /// A dump cannot be read, or a binary differs from the one that ran.
@@ -64,7 +64,7 @@ impl Stacks {
         Ok(all)
     }
 
-    /// Returns the stacks whose bytes are an estimate of a total.
+    /// Returns the stacks with the estimates of a total.
     fn for_total(&self, total: BudgetedTotal) -> &[Stack] {
         match total {
             BudgetedTotal::Peak => &self.at_peak,
@@ -72,8 +72,8 @@ impl Stacks {
         }
     }
 
-    /// Returns the bytes and standard error of each function that allocates, which is the leaf of its stacks. The
-    /// largest comes first.
+    /// Returns the bytes and standard error of each function that allocates, the largest first. A stack counts for its
+    /// last function, the leaf.
     pub(super) fn function_rows(&self, total: BudgetedTotal) -> Vec<FunctionRow> {
         let mut rows: HashMap<&str, (u64, f64)> = HashMap::new();
         for stack in self.for_total(total) {
@@ -107,7 +107,7 @@ impl Stacks {
     }
 }
 
-/// Reads a dump, and names its functions.
+/// Reads the dump of a process that has ended, and symbolizes it with the binaries on this machine.
 fn read_symbolized(dump: &Path) -> anyhow::Result<SymbolizedProfile> {
     let failed = || dump.display().to_string();
     let input = Input {
@@ -123,8 +123,8 @@ fn read_symbolized(dump: &Path) -> anyhow::Result<SymbolizedProfile> {
     )?)
 }
 
-/// Folds the stacks of a profile to the functions of the program. Each has the estimate of a total in bytes; a negative
-/// one counts as 0.
+/// Merges the stacks of a profile that have the same functions of the program: frames of libraries and runtimes are
+/// left out if a stack has others. Each stack has the estimated bytes of a total; a negative estimate counts as 0.
 fn fold_stacks(profile: &SymbolizedProfile, total: BudgetedTotal) -> Vec<Stack> {
     let rules = OriginRules::default();
     let folded = Folded::new(

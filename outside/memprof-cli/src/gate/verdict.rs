@@ -50,8 +50,9 @@ pub(super) struct Regression {
 }
 
 impl BudgetVerdict {
-    /// Compares a measurement with a budget. `stacks` are estimates for functions, and name the function that exceeded
-    /// a total. A function breaks its limit only if it exceeds it by [`ERROR_FACTOR`] standard errors.
+    /// Compares a measurement with a budget. `stacks` has the estimates by function; they also show the function that
+    /// exceeded a total. A function breaks its limit only if its estimate exceeds the limit by [`ERROR_FACTOR`]
+    /// standard errors.
     pub(super) fn new(measured: &Measurement, stacks: &Stacks, budget: &Budget) -> Self {
         let totals = BudgetedTotal::ALL.into_iter().filter_map(|total| {
             let budgeted = budget.limit_of_total(total)?;
@@ -103,7 +104,8 @@ impl BudgetVerdict {
         }
     }
 
-    /// Iterates over the limits of functions without a sample: they were renamed or inlined, or allocate too little.
+    /// Iterates over the limits of functions that no sample has: such functions were renamed or inlined, or allocate
+    /// too little.
     pub(super) fn unmatched_checks(&self) -> impl Iterator<Item = &LimitCheck> {
         self.checks.iter().filter(|check| !check.is_matched)
     }
@@ -114,7 +116,7 @@ impl BudgetVerdict {
     }
 }
 
-/// Finds the function that grew most since the update; `None` without samples.
+/// Finds the function whose bytes of a total grew most since the budget was written. `None` without samples.
 fn find_regression(stacks: &Stacks, budget: &Budget, total: BudgetedTotal) -> Option<Regression> {
     let baseline = budget.baseline.for_total(total);
     let before = |row: &FunctionRow| baseline.get(&row.name).map_or(0, |bytes| bytes.0);
@@ -124,7 +126,7 @@ fn find_regression(stacks: &Stacks, budget: &Budget, total: BudgetedTotal) -> Op
     Some(build_regression(stacks, total, row, growth(row)))
 }
 
-/// Describes the growth of a function, in bytes, with its error and its largest stack.
+/// Describes the `growth` of a function in bytes, with its standard error and the function's largest stack.
 fn build_regression(
     stacks: &Stacks,
     total: BudgetedTotal,

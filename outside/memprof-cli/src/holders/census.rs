@@ -112,7 +112,7 @@ fn format_text(reply: &CensusOutput<'_>, head: &[String], census: &Census, top: 
     lines.join("\n")
 }
 
-/// Builds the outline with a row for each type, up to [`MAX_ROWS`].
+/// Builds the page's table with a row for each type, up to [`MAX_ROWS`].
 fn type_outline(rows: &[TypeRow<'_>]) -> Outline {
     let rows = &rows[..rows.len().min(MAX_ROWS)];
     let column = |title, help, cells| Column {

@@ -16,8 +16,8 @@ const LIMITS: [&str; 4] = [
     "What a variable reaches is not shown below a stack, other memory or a register.",
 ];
 
-/// Builds the page: for an overview (`is_overview`) an outline of holders and one of classes, else one of the selected
-/// objects.
+/// Builds the HTML page. For an overview (`is_overview`), the page has a table of holders and one of classes, else one
+/// of the selected objects.
 pub(super) fn build_page(
     reply: &HoldersOutput<'_>,
     holding: &Holding,
@@ -42,8 +42,8 @@ pub(super) fn build_page(
         .build_page("holders", &head, &LIMITS, outlines)
 }
 
-/// Returns the indices of the groups that hold most, up to [`MAX_ROWS`]. Each group's holder is among them, because it
-/// holds at least as much and has a lower index.
+/// Returns the indices of the groups that hold most, up to [`MAX_ROWS`], the largest first. Each group's holder is
+/// among them, because it holds at least as much and has a lower index.
 fn largest_groups(groups: &[HolderGroup]) -> Vec<usize> {
     let mut shown: Vec<_> = (1..groups.len())
         .filter(|index| groups[*index].held_objects > 0)
@@ -53,8 +53,8 @@ fn largest_groups(groups: &[HolderGroup]) -> Vec<usize> {
     shown
 }
 
-/// Returns the outline with a row for each holder in `shown`, and below it rows for the groups that it holds. Leaves
-/// out memprof's own holders and all that these hold.
+/// Builds the page's table of the groups in `shown`: a row for each holder, and below it rows for the groups that it
+/// holds. Leaves out memprof's own holders and all that these hold.
 fn group_outline(groups: &[HolderGroup], shown: &[usize]) -> Outline {
     let mut below = vec![Vec::new(); groups.len()];
     // In reverse order, because the last element is popped first.
@@ -79,8 +79,8 @@ fn group_outline(groups: &[HolderGroup], shown: &[usize]) -> Outline {
     rows.into_outline("Holders", "Holder and what it holds")
 }
 
-/// Returns the outline with a row for each group of selected objects, and rows for their holders below it, the nearest
-/// first.
+/// Builds the page's table with a row for each group of selected objects, and rows for their holders below it, the
+/// nearest first.
 fn object_outline(found: &[HolderRow]) -> Outline {
     let mut rows = OutlineBuilder::default();
     for row in found {
@@ -96,7 +96,7 @@ fn object_outline(found: &[HolderRow]) -> Outline {
     rows.into_outline("Objects", "Objects and what holds them, the nearest first")
 }
 
-/// Returns the outline with a row for each class or size, up to [`MAX_ROWS`].
+/// Builds the page's table with a row for each class or size, up to [`MAX_ROWS`].
 fn class_outline(classes: &[ClassRow]) -> Outline {
     let mut rows = OutlineBuilder::default();
     let shown = &classes[..classes.len().min(MAX_ROWS)];
@@ -125,7 +125,7 @@ struct OutlineBuilder {
 }
 
 impl OutlineBuilder {
-    /// Adds a row; depth 0 is the outermost.
+    /// Adds a row at a nesting depth, 0 for outermost rows. Rows must be added after the row that they are below.
     fn add_row(&mut self, depth: u32, bytes: u64, objects: u64, name: String) {
         self.depth.push(depth);
         self.bytes.push(Some(bytes));
@@ -141,7 +141,7 @@ impl OutlineBuilder {
         self.names.push(name);
     }
 
-    /// Builds the outline from the rows. `names` is the help of the column of names.
+    /// Builds the page's table from the rows. `names` is the tooltip of the column of names.
     fn into_outline(self, title: &'static str, names: &'static str) -> Outline {
         let column = |title, help, cells| Column {
             title,

@@ -48,7 +48,8 @@ pub(super) struct ClassRow {
     pub(super) held_bytes: u64,
 }
 
-/// Returns the step of a holder path for a group of that kind, without an address, and not marked as shared.
+/// Returns the step of a holder path for a kind of group: its short kind and its name for people. The step has no
+/// address, and is not marked as shared.
 fn unshared_step(group: &GroupKind) -> HolderStep {
     let (kind, name) = match group {
         GroupKind::Process => ("process", "the process".to_owned()),
@@ -169,7 +170,7 @@ pub(super) fn is_memprof_holder(group: &GroupKind) -> bool {
     }
 }
 
-/// Returns the numbers of objects and bytes that memprof's plugin holds for itself, summed over its holders.
+/// Returns how many objects, and how many bytes, memprof's plugin holds for itself, summed over its holders.
 pub(super) fn held_by_memprof(groups: &[HolderGroup]) -> (u64, u64) {
     let own = groups
         .iter()
@@ -179,7 +180,7 @@ pub(super) fn held_by_memprof(groups: &[HolderGroup]) -> (u64, u64) {
     })
 }
 
-/// Returns the row for a group with all its holders; `depth` is its indentation.
+/// Returns the row for the group at `index`, with the path of all its holders; `depth` is the row's indentation.
 fn row_for_group(groups: &[HolderGroup], index: usize, depth: usize) -> HolderRow {
     HolderRow {
         path: path_to_root(groups, index),
@@ -190,7 +191,8 @@ fn row_for_group(groups: &[HolderGroup], index: usize, depth: usize) -> HolderRo
     }
 }
 
-/// Returns at most `top` rows of the objects whose kind matches, by bytes in descending order.
+/// Returns at most `top` rows of the groups of objects whose kind `is_match` accepts, by their own bytes in descending
+/// order.
 pub(super) fn rows_by_kind(
     groups: &[HolderGroup],
     top: usize,
@@ -207,7 +209,8 @@ pub(super) fn rows_by_kind(
     rows.collect()
 }
 
-/// Returns at most `top` rows of the sampled objects, one for each group, by held bytes in descending order.
+/// Returns at most `top` rows, one for each group of sampled objects in `found`, by held bytes in descending order. The
+/// amounts of a row are those of the sampled objects, not of the whole group.
 pub(super) fn sampled_rows(
     groups: &[HolderGroup],
     top: usize,
@@ -223,7 +226,7 @@ pub(super) fn sampled_rows(
     rows.collect()
 }
 
-/// Returns the row for one object with its holders.
+/// Returns the row for one object, with the path of its holders and their addresses.
 pub(super) fn row_for_object(chain: &HolderPath) -> HolderRow {
     let links = chain.steps.iter().map(|(link, address)| HolderStep {
         address: address.map(|address| format!("{address:#x}")),
@@ -238,8 +241,8 @@ pub(super) fn row_for_object(chain: &HolderPath) -> HolderRow {
     }
 }
 
-/// Returns the rows by class or size, by held bytes in descending order. A group of a class never lies below another
-/// group of that class, so held bytes can be added.
+/// Returns a row for each class or size, by held bytes in descending order. A group of a class never lies below another
+/// group of the same class, so that the held bytes of groups can be added.
 pub(super) fn class_rows(groups: &[HolderGroup]) -> Vec<ClassRow> {
     let mut classes: BTreeMap<String, ClassRow> = BTreeMap::new();
     for group in groups {

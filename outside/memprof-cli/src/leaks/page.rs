@@ -5,8 +5,8 @@ use memprof_report::{Cells, Column, Outline, OutlinePage};
 use super::{Leaks, format_text};
 use crate::result_output::MAX_ROWS;
 
-/// Builds the page: an outline of up to [`MAX_ROWS`] stacks, each with its functions below it. `process` is its pid and
-/// name.
+/// Builds the HTML page: a table of up to [`MAX_ROWS`] stacks, each with its functions below it. `process` is its pid
+/// and name.
 pub(super) fn build_page(process: &str, leaks: &Leaks) -> OutlinePage {
     let heading = format_text(leaks, 0);
     // Without rows, the first line of the text is the heading.

@@ -3,8 +3,8 @@
 use memprof_messages::{Ledger, LedgerPart};
 use memprof_report::{Cells, Column, Outline, OutlinePage};
 
-/// Builds the page: an outline of the rows, with the parts of the row `not_the_allocator` below that row. `process` is
-/// the pid and name of the process.
+/// Builds the HTML page: a table of the ledger's rows, with the parts of the row `not_the_allocator` below that row.
+/// `process` is the pid and name of the process.
 pub(super) fn build_ledger_page(process: &str, ledger: &Ledger) -> OutlinePage {
     let (mut depth, mut bytes, mut shares, mut names) = (vec![], vec![], vec![], vec![]);
     let mut add = |level, size: u64, name: &str| {

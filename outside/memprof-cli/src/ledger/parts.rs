@@ -26,8 +26,9 @@ pub(super) fn apply_parts(ledger: &mut Ledger, found: &[MappedPart], pid: u32) {
     name_parts_in_finding(ledger, pid);
 }
 
-/// Returns the rows and parts of a process whose heaps were not walked: memory that is certainly no allocator's, and
-/// the rest, which may be. The rows sum to `anonymous`, the bytes of its resident anonymous memory.
+/// Returns the rows and parts of a process whose heaps were not walked. The first row, `NotKnown`, is memory that may
+/// be an allocator's; the second, `NotTheAllocator`, is certainly not. The rows sum to `anonymous`, the bytes of its
+/// resident anonymous memory.
 pub(super) fn rows_without_walk(
     anonymous: u64,
     found: &[MappedPart],
@@ -49,7 +50,7 @@ pub(super) fn rows_without_walk(
     (rows.into(), parts)
 }
 
-/// Converts a part that the analysis of the mappings found to one of the ledger.
+/// Converts a part that was found in the process's mappings to a part of the ledger.
 fn to_memory_part(part: &MappedPart) -> MemoryPart {
     let kind = match part.kind {
         MappedPartKind::LanguageHeap => MemoryPartKind::LanguageHeap,
@@ -111,7 +112,8 @@ fn find_row(ledger: &Ledger, part: LedgerPart) -> Option<&LedgerRow> {
 }
 
 /// Adds the names and sizes of the largest parts to the finding that much memory is outside of the allocators, and
-/// gives it the remedy for the largest. Does nothing without such a finding.
+/// gives the finding the remedy for the largest part. The parts must be sorted, the largest first. Does nothing without
+/// such a finding, or without resident parts.
 pub(super) fn name_parts_in_finding(ledger: &mut Ledger, pid: u32) {
     let resident = ledger.parts.iter().filter(|part| part.resident_bytes > 0);
     let named: Vec<_> = resident
@@ -130,7 +132,7 @@ pub(super) fn name_parts_in_finding(ledger: &mut Ledger, pid: u32) {
     }
 }
 
-/// Returns the remedy for much memory of one owner, with `PID` in place of the pid.
+/// Returns the remedy if a part has much memory, by its kind and owner. `PID` in the text stands for the pid.
 fn part_remedy(part: &MemoryPart) -> String {
     let runtime = RUNTIMES
         .iter()

@@ -28,9 +28,9 @@ impl ResidentMemory {
         Self::parse(&read_proc_text(path).ok()?)
     }
 
-    /// Returns the resident memory without the growth of its anonymous part since the heaps were walked, when that had
-    /// `anonymous` bytes: the walk does not know which of the new bytes are an allocator's. A difference up to
-    /// [`COUNT_ERROR`] is no growth.
+    /// Returns the resident memory with `anonymous` as its anonymous part, which is the value at the walk of the heaps,
+    /// if that part has grown since: the walk does not know which of the new bytes are an allocator's. A difference up
+    /// to [`COUNT_ERROR`] is no growth.
     pub(super) fn without_growth_since(self, anonymous: u64) -> Self {
         let has_grown = self.anonymous.saturating_sub(anonymous) > COUNT_ERROR;
         Self {
@@ -44,7 +44,7 @@ impl ResidentMemory {
         self.anonymous + self.file + self.shared
     }
 
-    /// Parses the text of /proc/PID/status. `None` if a field is missing.
+    /// Parses the text of /proc/PID/status. `None` if a field is missing or malformed.
     fn parse(status: &str) -> Option<Self> {
         Some(Self {
             anonymous: bytes_in_line(status, "RssAnon:")?,
@@ -244,7 +244,7 @@ fn resident_upper_bound(heap: &AllocatorHeap) -> u64 {
 }
 
 /// Builds a finding if free pages are a notable share of RSS, else `None`. All parameters are in bytes; `lazily_free`
-/// is that of the whole process.
+/// are the bytes that the process marked as free (`MADV_FREE`), whether in its heaps or elsewhere.
 fn free_pages_finding(
     free: u64,
     purgeable: u64,

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use crate::analysis_summary::parse_amount;
+use crate::analysis_summary::parse_memory_amount;
 
 /// Options of `memprof leaks --prove`.
 #[derive(clap::Args, Debug)]
@@ -62,7 +62,7 @@ pub(crate) struct ProveArgs {
 
     /// Let --prove use this much memory at most, for example 512MiB [default: 12 % of the process's memory, at least
     /// 128 MiB]
-    #[arg(long, value_name = "SIZE", value_parser = parse_amount, requires = "prove")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory_amount, requires = "prove")]
     pub(super) max_memory: Option<u64>,
 
     /// Exit with 1 if --prove finds leaks, with 4 if it finds none but could not search all heaps

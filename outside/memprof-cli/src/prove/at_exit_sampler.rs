@@ -7,11 +7,11 @@ use crate::run::{Program, find_plugin, preload_value};
 /// Variable that lets the preloaded plugin sample a process (memprof-host, `adapters::preload`).
 const SAMPLED_CHILD_VARIABLE: &str = "MEMPROF_SAMPLED_CHILD";
 
-/// Preloads the sampler into a command, which then samples an allocation per `2^lg_sample` bytes. The processes that the
-/// command starts are not sampled: their parent has another pid.
+/// Preloads the sampler into a command, which then samples an allocation per `2^lg_sample` bytes. The processes that
+/// the command starts are not sampled: an environment variable names this process as the parent of the sampled one.
 ///
 /// # Errors
-/// A reason why nothing can be preloaded; the command is as before.
+/// Nothing can be preloaded, with the reason; the command is unchanged.
 pub(super) fn preload_sampler(command: &mut Command, lg_sample: u8) -> anyhow::Result<()> {
     Program::find(command.get_program())?;
     let plugin = find_plugin(None)?;

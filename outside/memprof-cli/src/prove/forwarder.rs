@@ -53,7 +53,7 @@ impl SignalForwarder {
         Ok(forwarder)
     }
 
-    /// Locks the recipient, so that it can be changed. Until the guard is dropped, signals wait.
+    /// Locks the recipient, so that it can be changed. Signals that arrive before the guard is dropped wait.
     pub(super) fn lock(&self) -> MutexGuard<'_, Recipient> {
         lock_recipient(&self.0)
     }
@@ -64,7 +64,7 @@ fn lock_recipient(recipient: &Mutex<Recipient>) -> MutexGuard<'_, Recipient> {
     recipient.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Opens a descriptor that receives the signals, which must be blocked. Reading it waits for one.
+/// Opens a descriptor from which the signals are read; they must be blocked. A read waits for a signal.
 fn open_signal_fd(signals: &SigSet) -> nix::Result<SignalFd> {
     SignalFd::with_flags(signals, SfdFlags::SFD_CLOEXEC)
 }

@@ -32,8 +32,8 @@ impl<'a> OriginOutput<'a> {
         }
     }
 
-    /// Returns one line: `probably by lose_report (16 of 16 sampled)`, or the shares of the samples if they do not
-    /// stand for most of the objects.
+    /// Returns one line: `probably by lose_report (16 of 16 sampled)`, or each function's share of the samples if no
+    /// function probably allocated most of the objects.
     pub(super) fn text(&self) -> String {
         match self.functions.as_slice() {
             [first, ..] if self.is_probable => format!(

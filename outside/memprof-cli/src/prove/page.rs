@@ -14,7 +14,7 @@ const LIMITS: [&str; 5] = [
     "Only objects that a profiler in the process sampled have a stack; a name with \"probably\" is that of sampled ones of the same size.",
 ];
 
-/// Builds the page: an outline of the groups of leaked objects, up to [`MAX_ROWS`].
+/// Builds the HTML page: a table of the groups of leaked objects, up to [`MAX_ROWS`].
 pub(super) fn build_page(reply: &ProveOutput<'_>) -> OutlinePage {
     let groups = &reply.leaked.by;
     let shown = &groups[..groups.len().min(MAX_ROWS)];
@@ -34,7 +34,7 @@ pub(super) fn build_page(reply: &ProveOutput<'_>) -> OutlinePage {
     )
 }
 
-/// Returns the name of a group's row: its class, else who allocated it.
+/// Returns the name of a group's row: its class, else the function that allocated its objects, as far as that is known.
 fn row_name(group: &LeakedGroup<'_>) -> String {
     match (group.class, group.function, &group.sampled_origin) {
         (Some(class), ..) => class.to_owned(),
@@ -44,9 +44,9 @@ fn row_name(group: &LeakedGroup<'_>) -> String {
     }
 }
 
-/// Builds the outline with a row for each group of leaked objects. Below each are the functions through which its
-/// objects were allocated and, if the row has the name of a class, their probable origin. If there are no groups, the
-/// outline shows the heading.
+/// Builds the page's table with a row for each group of leaked objects. Below each row are the functions through which
+/// the objects were allocated and, if the row has the name of a class, their probable origin. If there are no groups,
+/// the page shows `heading` in place of the table.
 fn leaked_outline(groups: &[LeakedGroup<'_>], heading: &str) -> Outline {
     let mut depth = Vec::new();
     let (mut bytes, mut objects, mut sizes) = (Vec::new(), Vec::new(), Vec::new());

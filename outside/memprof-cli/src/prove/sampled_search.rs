@@ -25,12 +25,12 @@ pub(super) struct SampledProof {
     pub(super) detach_error: Option<anyhow::Error>,
 }
 
-/// Samples a process for a while, and searches it. Attaches to it first if it has no plugin, and detaches afterwards. If it
-/// cannot be sampled, a note says why, and it is searched all the same. SIGINT ends the sampling early; other
-/// signals end the work without a search.
+/// Samples a process for a while, and searches it for leaked objects. Attaches to the process first if it has no
+/// plugin, and detaches afterwards. If the process cannot be sampled, prints a note with the reason and searches it
+/// nevertheless. SIGINT ends the sampling early; other signals end the work without a search.
 ///
 /// # Errors
-/// The process ended or does not reply; a reason why it was not searched.
+/// The process was not searched: it has ended, does not reply, or the search failed.
 pub(super) fn sample_and_prove(
     pid: u32,
     sampling: &SamplingOptions,
@@ -53,6 +53,7 @@ pub(super) fn sample_and_prove(
         }
     };
     let proof = sample_and_search(pid, &mut attachment.client, sampling, options, interrupts);
+    // If the process has ended meanwhile, `close` notices that itself.
     let closed = attachment.close(false, interrupts);
     Ok(SampledProof {
         proof: proof?,
@@ -60,8 +61,9 @@ pub(super) fn sample_and_prove(
     })
 }
 
-/// Samples a host, and searches it while it samples. If it cannot be sampled, a note says why, and it is searched all
-/// the same. Fails without a search after a signal other than SIGINT, or if the host ended or does not reply.
+/// Samples a host, and searches it for leaked objects while it samples. If it cannot be sampled, prints a note with the
+/// reason and searches it nevertheless. Fails without a search after a signal other than SIGINT, or if the host ended
+/// or does not reply.
 fn sample_and_search(
     pid: u32,
     client: &mut Client,
@@ -107,7 +109,7 @@ fn sample_and_search(
     proof
 }
 
-/// Ends the sampling. A failure is only noted: the search is valid without it.
+/// Ends the sampling. Prints a note if that fails: the result of the search is valid nevertheless.
 fn end_sampling(activation: &Activation, client: &mut Client, interrupts: &Interrupts) {
     if let Err(error) = activation.end(client, interrupts) {
         output::note(&format!("the sampling was not ended: {error:#}"));

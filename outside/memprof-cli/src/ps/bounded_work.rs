@@ -29,9 +29,10 @@ pub(super) struct WorkResults<R> {
     pub(super) unfinished: Vec<u32>,
 }
 
-/// Passes each item to the work, on a thread for each processor, until the total time is over, or no item was finished
-/// for the time `silent` of `limits`. `new_work` makes the work of each thread. A thread that is stuck in an item is
-/// left there: whenever no item was finished for the time `stuck`, another thread is started, up to [`MAX_THREADS`].
+/// Calls the work for each item, on a thread for each processor. Stops waiting when all items are done, when the total
+/// time is over, or when no item was finished for the time `silent` of `limits`. `new_work` creates the work of each
+/// thread. A thread that is stuck in an item is left behind: whenever no item was finished for the time `stuck`,
+/// another thread is started, up to [`MAX_THREADS`].
 pub(super) fn work_within<R: Send + 'static, W: FnMut(u32) -> R + Send + 'static>(
     limits: WorkLimits,
     items: Vec<u32>,

@@ -25,8 +25,8 @@ impl Processes {
 }
 
 impl ProcessRow {
-    /// Returns the growth in bytes per second since the process was examined, which may be much later than another one.
-    /// `rss` is the resident memory at `time`.
+    /// Returns the growth in bytes per second from the examination of this process until `time`. `rss` is the resident
+    /// memory at `time`. Each process has its own time of examination, because examining many takes long.
     fn growth_until(&self, rss: u64, time: Instant) -> i64 {
         let grown = rss.cast_signed() - self.rss.cast_signed();
         (grown as f64 / (time - self.examined).as_secs_f64()) as i64

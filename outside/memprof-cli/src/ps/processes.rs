@@ -115,7 +115,7 @@ pub(super) fn list_processes() -> anyhow::Result<Processes> {
         let lister = lister.clone();
         let (mut kinds, mut users) = (ProgramKinds::default(), HashMap::new());
         move |pid| {
-            // The status is read first, and the rest may take long.
+            // The resident memory is read at the start of the examination, which may take long.
             let examined = Instant::now();
             match lister.examine(pid) {
                 ListResult::Process(process) => RowResult::Row {
@@ -149,7 +149,8 @@ pub(super) fn list_processes() -> anyhow::Result<Processes> {
 }
 
 impl Processes {
-    /// Marks the rows of the hosts with these pids.
+    /// Marks the rows of the processes in `hosts` as loaded: all commands work on them, and notes on attaching are
+    /// dropped.
     pub(super) fn mark_hosts(&mut self, hosts: &HashSet<u32>) {
         for row in self.rows.iter_mut().filter(|row| hosts.contains(&row.pid)) {
             row.state = AttachState::Loaded;
@@ -287,7 +288,7 @@ const TERMINAL_LIMITS: [usize; 9] = [7, 8, 6, 9, 10, 9, 10, 12, usize::MAX];
 /// Index of the column of containers, in both tables.
 const CONTAINER: usize = 7;
 
-/// Formats the table of processes: for a terminal of that width in short, with `None` completely.
+/// Formats the table of processes: in short for a terminal of `width` columns, completely if `width` is `None`.
 pub(super) fn format_table(rows: &[ProcessRow], width: Option<usize>) -> String {
     let container = |row: &ProcessRow| row.container.clone().unwrap_or_default();
     let language = |row: &ProcessRow| row.language.unwrap_or("-").to_owned();
@@ -349,8 +350,8 @@ pub(super) fn format_table(rows: &[ProcessRow], width: Option<usize>) -> String 
     }
 }
 
-/// Formats a table of `cells`, without the column of containers if no process of `rows` is in one. `width` is as for
-/// [`format_table`].
+/// Formats a table of `cells`, without the column of containers if no process of `rows` is in one. `width` is the
+/// number of columns of the terminal; if it is `None`, nothing is cut.
 fn format_cells(
     rows: &[ProcessRow],
     width: Option<usize>,
@@ -370,8 +371,8 @@ fn format_cells(
     output::format_table_within(width, limits, heads, &cells)
 }
 
-/// Returns the explanation of the states that a terminal's table abbreviates; `None` if all processes can be attached
-/// to.
+/// Returns the note that explains `read-only` and `refused`, which a terminal's table shows without a reason. `None` if
+/// all processes can be attached to.
 pub(super) fn refused_states_note(rows: &[ProcessRow]) -> Option<String> {
     let refused = rows.iter().find(|row| row.state == AttachState::Refused)?;
     Some(format!(

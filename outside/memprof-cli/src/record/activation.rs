@@ -14,8 +14,8 @@ use crate::{message, output, target};
 /// Time by which the activation outlasts the recording, so that it ends if this program is killed.
 pub(crate) const LEASE_GRACE: Duration = Duration::from_secs(60);
 
-/// Returns the time limit of what must outlast a recording by a grace: their sum, rounded up to whole seconds, because
-/// people read it.
+/// Returns the time limit that outlasts a recording by `grace`: their sum, rounded up to whole seconds, because people
+/// read it.
 pub(crate) fn lease_for(recording: Duration, grace: Duration) -> Duration {
     let exact = recording.saturating_add(grace);
     let fraction = u64::from(exact.subsec_nanos() > 0);
@@ -62,7 +62,8 @@ impl Activation {
             Some(_) => {
                 format!("{pid} samples for up to {lease}; `memprof deactivate {pid}` ends that now")
             }
-            // Here its pid may be that of another process, and its end is not noticed.
+            // The host is in a pid namespace that is not visible here, where its pid may be that of another process,
+            // and its end is not noticed.
             None => format!(
                 "{pid} samples for up to {lease}, unless it has ended; `memprof deactivate {}` ends that now",
                 client.socket_path().display()
@@ -71,7 +72,7 @@ impl Activation {
         // Registered first, because a signal may come before the reply.
         interrupts.add_change(pid, change);
         let mut arguments = options.activate_arguments();
-        arguments.extend(interval.first_argument());
+        arguments.extend(interval.initial_interval_argument());
         arguments.push(format!("for={}", lease.replace(' ', "")));
         let arguments = message::join_args(&arguments);
         let activated = retry_while_busy(|| client.activate(&arguments));

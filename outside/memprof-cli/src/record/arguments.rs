@@ -92,7 +92,8 @@ pub(super) enum Subject<'a> {
     Process(u32),
 }
 
-/// Fails unless `argument` is one of those for `activate` that `record` takes.
+/// Fails unless `argument` is one that `memprof record` passes on to the message `activate`: `allocator=`, `ages=`,
+/// `labels=`, or `sampler=` with a valid value.
 fn check_argument(argument: &str) -> anyhow::Result<()> {
     let expected = match argument.strip_prefix(SAMPLER) {
         Some(sampler) if sampler.parse::<SamplerChoice>().is_ok() => return Ok(()),
@@ -118,8 +119,8 @@ impl RecordArgs {
     /// Returns the process that the arguments name.
     ///
     /// # Errors
-    /// They name two, or an option is about attaching and they name none; one of them is unknown; no process has the
-    /// name, or several have it.
+    /// The arguments name two processes, or none although an option such as `--tree` needs one; an argument is unknown;
+    /// no process has the name, or several have it.
     pub(super) fn subject(&self) -> anyhow::Result<Subject<'_>> {
         let usage = |text: String| with_exit_code(USAGE, text);
         let (first, arguments) = process_arg::split_target(&self.args);

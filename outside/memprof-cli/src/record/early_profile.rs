@@ -27,7 +27,8 @@ pub(super) struct EarlyProfile {
 }
 
 impl EarlyProfile {
-    /// Prepares for a recording that starts now. `arguments` are those of `dump`.
+    /// Prepares for a recording that starts now. `arguments` are those of the message `dump`; `keep=off` is added, so
+    /// that the host keeps no copies.
     pub(super) fn new(arguments: &[String]) -> Self {
         Self {
             arguments: [arguments, &["keep=off".to_owned()]].concat(),
@@ -38,17 +39,17 @@ impl EarlyProfile {
         }
     }
 
-    /// Returns whether a profile was fetched, and not taken out.
+    /// Returns whether there is a last profile: one was fetched, and [`take_last`](Self::take_last) has not removed it.
     pub(super) fn has_profile(&self) -> bool {
         self.last.is_some()
     }
 
-    /// Takes the last profile out, with the age of the recording at that time; `None` if none was fetched.
+    /// Removes and returns the last profile, with the age of the recording at that time. `None` if there is none.
     pub(super) fn take_last(&mut self) -> Option<(ScratchFile, Duration)> {
         self.last.take()
     }
 
-    /// Replaces the last profile by a later one, which was taken at that age of the recording.
+    /// Replaces the last profile by a later one, which was taken when the recording had the age `age`.
     pub(super) fn replace_last(&mut self, profile: ScratchFile, age: Duration) {
         self.last = Some((profile, age));
     }
@@ -58,8 +59,9 @@ impl EarlyProfile {
         self.start.elapsed()
     }
 
-    /// Fetches the next profile if it is due; the one after it is due when the recording is twice as old as then. A
-    /// reply without a dump is ignored, and so is a profile that cannot be written, but for a note.
+    /// Fetches the next profile if it is due. The one after it is due when the recording is twice as old as at the end
+    /// of this fetch. Ignores a reply without a dump. If a profile cannot be written, prints a note, and keeps the last
+    /// one.
     ///
     /// # Errors
     /// The host did not reply, so the connection cannot be used any more.
@@ -83,8 +85,8 @@ impl EarlyProfile {
         Ok(())
     }
 
-    /// Replaces the last profile by these bytes. If they cannot be written, as to a full disk, keeps the last profile,
-    /// and says so once.
+    /// Replaces the last profile by `bytes`, which are read to their end. If they cannot be written, as to a full disk,
+    /// keeps the last profile, and prints a note the first time.
     fn store_profile(&mut self, bytes: &mut dyn Read, age: Duration) {
         let written = ScratchFile::new().and_then(|mut file| {
             file.append(bytes)?;

@@ -26,8 +26,9 @@ pub(super) struct ExitDumpDir {
 }
 
 impl ExitDumpDir {
-    /// Reads the names that are in the dump directory now, which are those of no exit dump of this recording. `pid`
-    /// must be visible here; `own_pid` is the pid in the process's own namespace, which is part of its dumps' names.
+    /// Remembers the names of the files that are in the dump directory now: none of them is an exit dump of this
+    /// recording. `pid` must be visible in this pid namespace; `own_pid` is the pid in the process's own namespace,
+    /// which is part of its dumps' names.
     pub(super) fn new(pid: u32, own_pid: u32, status: &ProfilerStatus) -> Self {
         let directory = PathBuf::from(&status.dump_dir);
         Self {
@@ -40,10 +41,11 @@ impl ExitDumpDir {
         }
     }
 
-    /// Copies the exit dump of the process; `None` if it left none, or the file is not a regular one of its user.
+    /// Finds and copies the exit dump of the process. `None` if the process left none, or if the file is not a regular
+    /// one of the process's user.
     ///
     /// # Errors
-    /// The dump cannot be read, or the copy cannot be written.
+    /// The dump cannot be read, for example because it is a link, or the copy cannot be written.
     pub(super) fn copy_exit_dump(&self) -> Result<Option<ScratchFile>> {
         let is_exit_dump = |name: &OsString| {
             let text = name.to_string_lossy();

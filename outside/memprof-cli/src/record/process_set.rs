@@ -28,7 +28,7 @@ const MAX_PROGRAMS: usize = 16;
 /// Time between the execution of a program and its recording, in which it loads its libraries.
 const LOAD_TIME: Duration = Duration::from_secs(1);
 
-/// Records a process and, with `--tree`, its descendants beside it, each in a thread of its own.
+/// Records a process and, with `--tree`, its descendants at the same time, each in a thread of its own.
 pub(super) fn record_processes(
     args: &RecordArgs,
     root: u32,
@@ -91,8 +91,9 @@ impl RootProcess<'_> {
     }
 }
 
-/// Records the descendants of a process, up to [`MAX_DESCENDANTS`], until the time is over, a signal comes, or the
-/// recordings of the process and of all its descendants have ended.
+/// Records the descendants of a process, up to [`MAX_DESCENDANTS`]; the result names the others. Searches for new
+/// descendants until the time is over, a signal comes, or the recordings of the process and of all its descendants have
+/// ended.
 fn record_descendants(
     args: &RecordArgs,
     root: &RootProcess<'_>,
@@ -104,7 +105,7 @@ fn record_descendants(
     thread::scope(|scope| {
         let mut recordings = Vec::new();
         while let Some(remaining) = args.duration.checked_sub(start.elapsed()) {
-            let found = match search.has_not_begun() || remaining > SEARCH_INTERVAL {
+            let found = match search.is_first_search() || remaining > SEARCH_INTERVAL {
                 true => root.living_descendants(),
                 false => Vec::new(),
             };
@@ -211,8 +212,8 @@ fn has_ended_by_exec(program: &ProcessResult) -> bool {
     recorded.is_ok_and(|recorded| recorded.end == SamplingEnd::Exec)
 }
 
-/// Records a process by `record`, and collects the notes that this thread makes meanwhile in the result, in place of
-/// printing them.
+/// Calls `record`, which records a process. Notes that this thread makes meanwhile are put into the result instead of
+/// being printed.
 fn record_collecting_notes(
     pid: u32,
     record: impl FnOnce() -> anyhow::Result<Recorded>,
@@ -231,8 +232,8 @@ fn record_collecting_notes(
 /// Thread that records a process; an error if it could not be started.
 type RecordingThread<'scope> = anyhow::Result<ScopedJoinHandle<'scope, Vec<ProcessResult>>>;
 
-/// Starts a thread that records a process for the time `remaining`, without a note on the sample interval that is
-/// found.
+/// Starts a thread that records a process for the time `remaining`. The thread prints no note on the sample interval,
+/// which would be repeated for each process.
 fn start_recording<'scope>(
     scope: &'scope Scope<'scope, '_>,
     args: &'scope RecordArgs,
@@ -252,7 +253,7 @@ fn start_recording<'scope>(
         .context("failed to start a thread")
 }
 
-/// Waits for a thread. A panic in it goes on in this one.
+/// Waits for a thread, and returns its result. If the thread panicked, this thread panics too.
 fn join_thread<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
@@ -267,9 +268,9 @@ struct DescendantSearch {
 }
 
 impl DescendantSearch {
-    /// Returns those of `found` that are to be recorded from now on, each once: at the first search all, later those
-    /// that the search before found too. A process that has just been forked may be about to execute another program,
-    /// or end at once.
+    /// Returns the pids in `found` that are to be recorded from now on, each only once. At the first search, these are
+    /// all; later, only those that the previous search found too: a process that has just been forked may be about to
+    /// execute another program, or end at once.
     fn take_due(&mut self, found: &[u32]) -> Vec<u32> {
         let last = self.last.replace(found.iter().copied().collect());
         let is_due = |pid: &u32| last.as_ref().is_none_or(|last| last.contains(pid));
@@ -277,8 +278,8 @@ impl DescendantSearch {
         due.filter(|pid| self.known.insert(*pid)).collect()
     }
 
-    /// Returns whether there was no search yet.
-    fn has_not_begun(&self) -> bool {
+    /// Returns whether the next search is the first one.
+    fn is_first_search(&self) -> bool {
         self.last.is_none()
     }
 

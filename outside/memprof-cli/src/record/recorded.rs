@@ -12,7 +12,7 @@ use memprof_report::{Limits, join_notes};
 use super::arguments::RecordArgs;
 use super::sampling::SamplingEnd;
 use crate::exit::{NO_DATA, Outcome, UNREACHABLE, with_exit_code};
-use crate::export::export;
+use crate::export::export_dump;
 use crate::process_names::describe_process;
 use crate::program_kind::{ProgramKinds, unsampled_objects_text};
 use crate::report_form::{FormArgs, LiveDump, open_dumps, show_live_report, write_live_page};
@@ -54,14 +54,16 @@ impl Recorded {
         }
     }
 
-    /// Returns whether the process was sampled to the end of the time or until an interrupt, and is as it was before.
-    fn is_whole(&self) -> bool {
+    /// Returns whether the process was sampled until the time was over or until an interrupt, and then detached from
+    /// without an error.
+    fn is_complete(&self) -> bool {
         matches!(self.end, SamplingEnd::Time | SamplingEnd::Interrupt)
             && self.detach_error.is_none()
     }
 
-    /// Returns why the sampling ended early, and whether there is a profile. `shown` is the error of its report, which
-    /// then takes the place of that. `None` if it did not end early.
+    /// Returns the text about a sampling that ended early: the reason, and which profile there is. `shown` is the error
+    /// of showing the profile; if there is one, its text replaces the part about the profile. `None` if the sampling
+    /// did not end early.
     fn early_end_text(&self, shown: Option<&anyhow::Error>) -> Option<String> {
         let reason = self.end.early_reason()?;
         let profile = match (shown, self.age) {
@@ -113,14 +115,14 @@ impl RecordedProcesses {
         Self::new(vec![only], Vec::new())
     }
 
-    /// Adds results of other processes.
+    /// Appends the results of other processes to these.
     pub(super) fn append(&mut self, mut others: Self) {
         self.processes.append(&mut others.processes);
         self.left_out.append(&mut others.left_out);
     }
 
-    /// Shows the profiles as one. Fails if no process was recorded to the end, or one could not be detached from; other
-    /// failures are notes.
+    /// Shows the profiles together as one report. Fails if no process was recorded to the end, or if one could not be
+    /// detached from; other failures are printed as notes.
     pub(super) fn show(mut self, args: &RecordArgs) -> Outcome {
         let failed = self.failed_index();
         let mut notes = self.failure_notes(failed);
@@ -152,14 +154,14 @@ impl RecordedProcesses {
                 .iter()
                 .map(|process| process.recorded.as_ref().ok())
         };
-        let has_whole = recorded().flatten().any(Recorded::is_whole);
+        let has_complete = recorded().flatten().any(Recorded::is_complete);
         recorded()
             .position(|recorded| recorded.is_some_and(|recorded| recorded.detach_error.is_some()))
-            .or_else(|| (!has_whole).then_some(0))
+            .or_else(|| (!has_complete).then_some(0))
     }
 
-    /// Returns notes on the processes that were not recorded to the end, except the one with the index `failed`, and on
-    /// those that were left out.
+    /// Returns notes on the processes that were not recorded to the end, except the process with the index `failed`,
+    /// and on the descendants in `left_out`.
     fn failure_notes(&self, failed: Option<usize>) -> Vec<String> {
         let others = self.processes.iter().enumerate();
         let others = others.filter(|(index, _)| Some(*index) != failed);
@@ -186,9 +188,9 @@ impl RecordedProcesses {
         notes
     }
 
-    /// Returns the dumps of all processes. `None` if there is none. Several dumps are later read as one stream, in which a
-    /// malformed one would spoil the next: those that cannot be parsed are left out, each with a note in `notes`. Fails
-    /// if a dump cannot be opened.
+    /// Returns the dumps of all processes. `None` if there is none. Several dumps are later read as one stream, in
+    /// which a malformed dump would make the next one unreadable. Therefore, dumps that cannot be parsed are left out,
+    /// each with a note in `notes`. Fails if a dump cannot be opened.
     fn readable_dumps(&self, notes: &mut Vec<String>) -> anyhow::Result<Option<RecordedDumps>> {
         let recorded = self
             .recorded()
@@ -214,8 +216,8 @@ impl RecordedProcesses {
         Ok((!dumps.pids.is_empty()).then_some(dumps))
     }
 
-    /// Prints notes and writes the report; without a format, that is a table, beside the dumps in `--output` and the page of
-    /// `--open`.
+    /// Prints notes, and writes the report in the requested format. Without a format, prints a table; then `--output`
+    /// gets the dumps, and `--open` shows an HTML page.
     fn show_dumps(
         &self,
         dumps: &RecordedDumps,
@@ -226,7 +228,7 @@ impl RecordedProcesses {
         if args.output_is_dump()
             && let Some(output) = &form.output
         {
-            export(&mut open_dumps(&dumps.files)?, output)?;
+            export_dump(&mut open_dumps(&dumps.files)?, output)?;
         }
         self.print_warnings();
         let dump = LiveDump {
@@ -253,8 +255,8 @@ impl RecordedProcesses {
         Ok(())
     }
 
-    /// Prints the notes and warnings of the processes; of several, with their names. Also notes that a recording was
-    /// interrupted.
+    /// Prints the notes and warnings of the processes; with several processes, each note names its process. Also notes
+    /// that a recording was interrupted.
     fn print_warnings(&self) {
         let notes = self.processes.iter().map(|process| {
             let warnings = process
@@ -292,18 +294,18 @@ struct RecordedDumps {
 }
 
 impl RecordedDumps {
-    /// Returns a name for people: that of the first process, and the number of the others.
+    /// Returns a name for people: that of the first process, and the number of other processes.
     fn name(&self) -> String {
         let first = describe_process(self.pids[0]);
         match self.pids.len() {
             1 => first,
-            count => format!("{first} and {}", pluralize_others(count - 1)),
+            count => format!("{first} and {}", other_processes_text(count - 1)),
         }
     }
 }
 
 /// Returns the text `1 other process` or `4 other processes`.
-fn pluralize_others(count: usize) -> String {
+fn other_processes_text(count: usize) -> String {
     match count {
         1 => "1 other process".to_owned(),
         count => format!("{count} other processes"),
@@ -320,13 +322,15 @@ fn failure_note(pid: u32, recorded: &anyhow::Result<Recorded>) -> Option<String>
             (None, None) => return None,
         },
     };
+    // Some texts name the process already.
     Some(match text.starts_with(&pid.to_string()) {
         true => text,
         false => format!("{pid}: {text}"),
     })
 }
 
-/// Adds to the error that a profile is empty (`NO_DATA`) what may help. Returns other errors unchanged.
+/// Adds to the error about an empty profile (`NO_DATA`) the commands and settings that may help. Returns other errors
+/// unchanged.
 fn add_remedy_if_empty(error: anyhow::Error, pid: u32) -> anyhow::Error {
     match exit::code_number_of_error(&error) {
         NO_DATA => with_exit_code(

@@ -80,9 +80,9 @@ impl FoundInterval {
 }
 
 impl SampleInterval {
-    /// Decides whether the interval is to be found: only if memprof's sampler samples, holds no samples yet, and the
-    /// options set no interval. `status` is that before the activation; `was_active`: the host samples already, and
-    /// keeps its interval.
+    /// Decides whether the recording chooses the interval by itself: only if memprof's sampler samples, holds no
+    /// samples yet, and the options set no interval. `status` is that before the activation. `was_active` says that the
+    /// host samples already, and so keeps its interval.
     pub(super) fn new(
         status: &ProfilerStatus,
         options: &SamplingOptions,
@@ -116,14 +116,15 @@ impl SampleInterval {
         }
     }
 
-    /// Returns the argument of `activate` with which the search begins. `None` if the interval is not to be found.
-    pub(super) fn first_argument(&self) -> Option<String> {
+    /// Returns the argument of `activate` that sets the initial interval. `None` if the recording does not choose the
+    /// interval.
+    pub(super) fn initial_interval_argument(&self) -> Option<String> {
         let found = self.found.as_ref();
         found.map(|found| format!("sample_interval={}", found.bytes))
     }
 
-    /// Checks the first interval after [`FIRST_CHECK`], for which this sleeps, because a program that allocates much
-    /// soon has too many samples. The time of the interval counts from this call.
+    /// Sleeps for [`FIRST_CHECK`], then checks the initial interval: a program that allocates much soon has too many
+    /// samples. The time of the interval counts from this call.
     ///
     /// # Errors
     /// The host did not reply, so the connection cannot be used any more.
@@ -135,9 +136,9 @@ impl SampleInterval {
         self.adjust_to_rate(client, found)
     }
 
-    /// Checks the interval if that is due, and sets another one if necessary: a coarser one, so that the samples stay
-    /// few, or a finer one as long as there is none. Samples at the interval before are dropped, because a profile has
-    /// one interval.
+    /// Checks the interval if that is due, and sets another one if necessary: a coarser one if there are too many
+    /// samples, or a finer one as long as there is none. Samples at the previous interval are dropped, because a
+    /// profile has only one interval.
     ///
     /// # Errors
     /// The host did not reply, so the connection cannot be used any more.
@@ -154,8 +155,8 @@ impl SampleInterval {
     }
 
     /// Sets a coarser interval if the samples since the last check come too fast, or the finest one if there are none
-    /// after [`REFINE_TIME`]. Else notes the interval once. Fails if the host did not reply. Stops adjusting for good
-    /// if memprof's sampler samples no allocator any more.
+    /// after [`REFINE_TIME`]. Otherwise keeps the interval, and prints a note about it once. Stops adjusting for good
+    /// if memprof's sampler samples no allocator any more. Fails if the host did not reply.
     fn adjust_to_rate(&mut self, client: &mut Client, found: FoundInterval) -> anyhow::Result<()> {
         let status = client.status()?;
         let Some(samples) = count_samples(&status) else {
@@ -194,7 +195,7 @@ impl SampleInterval {
         Ok(())
     }
 
-    /// Sets the interval that the host had before the recording, if it had one, after the sampling has ended.
+    /// Sets the interval that the host had before the recording, if it had one. Call this after the sampling has ended.
     ///
     /// # Errors
     /// The host did not reply.
@@ -219,27 +220,29 @@ impl SampleInterval {
         Ok(status == 0)
     }
 
-    /// Sends `reset` with an interval. Returns the status of the reply.
+    /// Sends the message `reset` with an interval of `bytes`, which drops the host's samples. Returns the status of the
+    /// reply.
     fn send_reset(&self, client: &mut Client, bytes: u64) -> anyhow::Result<Status> {
         let args = reset_arguments(self.allocator.as_deref(), bytes);
         Ok(send_request(client, "reset", &args)?.status)
     }
 }
 
-/// Returns the arguments of `reset` for an interval of `bytes`. `allocator` is the argument of the recording.
+/// Returns the arguments of `reset` for an interval of `bytes`. `allocator` is the argument `allocator=NAME` of the
+/// recording, if it has one.
 fn reset_arguments(allocator: Option<&str>, bytes: u64) -> String {
     let interval = format!("sample_interval={bytes}");
     Arguments::join(allocator.into_iter().chain([interval.as_str()]))
 }
 
-/// Prints a note in place of the progress line.
+/// Clears the progress line, and prints a note.
 fn print_note(text: &str) {
     output::clear_progress();
     output::note(text);
 }
 
-/// Returns the most samples in a second of a recording of that duration, at `sample_time` seconds each: as [`MAX_COST`]
-/// and [`MAX_SAMPLES`] allow.
+/// Returns the most samples in a second that a recording of `duration` may take, if each takes `sample_time` seconds:
+/// the smaller of the rates that [`MAX_COST`] and [`MAX_SAMPLES`] allow.
 fn max_sample_rate(duration: Duration, sample_time: f64) -> f64 {
     (MAX_COST / sample_time).min(MAX_SAMPLES / duration.as_secs_f64().max(1.0))
 }
@@ -254,7 +257,8 @@ fn assumed_sample_time(status: &ProfilerStatus) -> f64 {
     }
 }
 
-/// Returns the number of samples that memprof's sampler took, in all allocators together. `None` if it samples none.
+/// Returns the number of samples that memprof's sampler has taken, in all allocators together. `None` if it samples no
+/// allocator now.
 fn count_samples(status: &ProfilerStatus) -> Option<u64> {
     let sampled = status.allocators.iter().filter_map(|allocator| {
         let sampled = allocator.sampled.as_ref()?;

@@ -78,9 +78,10 @@ struct HiddenHost {
     info: HostInfo,
 }
 
-/// Waits for the duration, with a progress bar on a terminal, and returns why the wait ended. Calls `poll` again and
-/// again while the host replies; while the host is halted, a note says so. An error of `poll` means that the host did
-/// not reply. A host that does not reply, but runs, may wait for a processor: it is queried until the time is over.
+/// Waits while a host samples, for `duration`, with a progress bar on a terminal. Returns the reason for the end of the
+/// wait. Calls `poll` four times a second while the host replies; an error of `poll` means that it did not. While the
+/// host is halted, a note says so. A host that runs but does not reply may wait for a processor, so it is queried until
+/// the time is over.
 pub(crate) fn wait_for_end(
     duration: Duration,
     client: &mut Client,
@@ -153,7 +154,7 @@ impl HostProcess {
     /// Opens the process at the other end of a connection, so that its end is noticed.
     ///
     /// # Errors
-    /// The process is not visible here, and the host does not say who it is.
+    /// The process is not visible in this pid namespace, and the host does not reply with its identity.
     pub(crate) fn from_client(client: &mut Client) -> Result<Self> {
         let peer = client.peer();
         Ok(match peer.pid {
@@ -190,7 +191,8 @@ impl HostProcess {
         client.is_connected() || self.reconnect(client)
     }
 
-    /// Connects again: a host closes idle connections if others want to connect. Returns whether it succeeded.
+    /// Connects to the host again: a host closes idle connections if other clients want to connect. Returns whether
+    /// that succeeded; if not, `client` stays as it is.
     fn reconnect(&self, client: &mut Client) -> bool {
         let reconnected = self
             .connect_to_same_host(client.socket_path())
@@ -205,8 +207,9 @@ impl HostProcess {
         true
     }
 
-    /// Connects to the socket that the host had, without a look at the process, which this user may not examine. `None`
-    /// if another host listens there now.
+    /// Connects to the socket that the host had. Recognizes the host by the pid at the other end or, if the pid is not
+    /// visible, by the user and the host's description of itself. Does not examine the process, which this user may not
+    /// be allowed to. `None` if another host listens there now.
     fn connect_to_same_host(
         &self,
         socket: &Path,
@@ -216,15 +219,16 @@ impl HostProcess {
         let is_same = match &self.host {
             None => peer.pid == self.pid,
             Some(host) => {
-                // The user first: another one's process could repeat the host's words.
+                // The user is checked first: a process of another user could repeat the text by which the host
+                // identifies itself.
                 peer.pid.is_none() && peer.uid == host.uid && client.host_info()? == host.info
             }
         };
         Ok(is_same.then_some(client))
     }
 
-    /// Returns whether the host has no control socket any more. False if it has one, but does not reply there or refuses
-    /// the connection. `socket` is the path of the one that it had.
+    /// Returns whether the host has no control socket any more. Returns false if it has one, even if it does not reply
+    /// there or refuses the connection. `socket` is the path of the socket that it had.
     fn has_no_socket(&self, socket: &Path) -> bool {
         let is_gone = match self.connect_to_same_host(socket) {
             Ok(connected) => connected.is_none(),

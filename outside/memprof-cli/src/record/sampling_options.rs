@@ -22,7 +22,7 @@ pub(crate) struct SamplingOptions {
 }
 
 impl SamplingOptions {
-    /// Returns the arguments of `activate`, without the time limit.
+    /// Returns the arguments of the message `activate`, without the time limit.
     pub(super) fn activate_arguments(&self) -> Vec<String> {
         let mut arguments = self.arguments.clone();
         arguments.extend(self.allocator.clone());
@@ -33,7 +33,8 @@ impl SamplingOptions {
         arguments
     }
 
-    /// Prints a note with the options that change nothing in a process that samples already. No note if there are none.
+    /// Prints a note with the options that have no effect, because the process samples already. Prints nothing if there
+    /// are none.
     pub(super) fn note_ignored_options(&self, pid: u32) {
         let mut ignored = self.arguments.clone();
         ignored.extend(self.lg_sample.map(|_| "--sample-interval".to_owned()));

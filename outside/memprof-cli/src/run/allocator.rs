@@ -52,6 +52,7 @@ pub(super) enum BuiltinProfiler {
 impl FromStr for AllocatorChoice {
     type Err = Infallible;
 
+    /// Parses `jemalloc` or `tcmalloc`. Takes any other text for a path, so this never fails.
     fn from_str(word: &str) -> Result<Self, Infallible> {
         Ok(match word {
             "jemalloc" => Self::Jemalloc,
@@ -116,8 +117,8 @@ fn find_profiling_jemalloc() -> anyhow::Result<PathBuf> {
     ))
 }
 
-/// Checks a library that the user named by its path, and finds out which profiler it has. Fails unless it defines
-/// `malloc`.
+/// Checks a library that the user named by its path, and finds out which profiler it has. Fails unless it is a library
+/// that defines `malloc`.
 fn require_malloc_library(file: &Path) -> anyhow::Result<PreloadLibrary> {
     let unusable = |reason: &str| {
         let message = format!(
@@ -165,8 +166,8 @@ pub(super) fn probe_profiling(library: &Path) -> anyhow::Result<bool> {
     Ok(status.success())
 }
 
-/// Runs the loader to find the shared jemalloc that it would load for a program, as a dependency of any of its
-/// libraries. `None` if there is none.
+/// Runs a program's loader to find the shared jemalloc that it would load, also as a dependency of another library.
+/// `None` if there is none, or if the loader fails.
 pub(super) fn find_linked_jemalloc(loader: &Path, program: &Path) -> Option<PathBuf> {
     // Lists the libraries without running code of them (ld.so(8)).
     let listed = Command::new(loader)

@@ -50,8 +50,8 @@ pub(crate) fn parse_interval(text: &str) -> Result<u8, String> {
     lg.ok_or_else(|| "expected a power of two from 1KiB to 16MiB, e.g. 64KiB".to_owned())
 }
 
-/// Parses a sample interval for memprof's own sampler, a power of two from 1 byte on, to its log2. The error is a text
-/// with an example.
+/// Parses a sample interval for memprof's own sampler, a power of two from 1 byte to 16 MiB, to its log2. The error is
+/// a text with an example.
 pub(crate) fn parse_fine_interval(text: &str) -> Result<u8, String> {
     let bytes = text.parse().ok().or_else(|| parse_size(text));
     let lg = bytes.and_then(log2).filter(|lg| *lg <= 24);

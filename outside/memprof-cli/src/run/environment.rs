@@ -6,10 +6,10 @@ use std::path::Path;
 
 use crate::exit::{USAGE, with_exit_code};
 
-/// Returns a value for jemalloc's options (`MALLOC_CONF`) with which profiling is possible, and the user's options that
-/// conflict with the requested ones. Options that the user has set are never changed.
+/// Returns a value for jemalloc's options (`MALLOC_CONF`) with which profiling is possible, and those options of the
+/// user that conflict with the requested ones. Options that the user has set are never changed.
 ///
-/// `before` is the value that the user has set; `None` if there is none. `active`: sampling is on from the start. If
+/// `before` is the value that the user has set; `None` if there is none. If `active`, sampling is on from the start. If
 /// `lg_sample` is `None`, no sample interval is requested.
 pub(crate) fn malloc_conf_value(
     before: Option<&str>,

@@ -86,7 +86,7 @@ pub(crate) struct RunArgs {
     pub(crate) command: Vec<OsString>,
 }
 
-/// Replaces this process by the program, with the plugin preloaded. Returns only if that fails.
+/// Runs `memprof run`: replaces this process by the program, with the plugin preloaded. Returns only if that fails.
 pub(crate) fn run(run: &RunArgs) -> Outcome {
     let mut command = preload_command(run)?;
     let error = command.exec();
@@ -185,7 +185,7 @@ pub(crate) fn find_plugin(given: Option<&Path>) -> anyhow::Result<PathBuf> {
             let directory = own.parent().unwrap_or(Path::new("/"));
             let mut paths = PLUGIN_PATHS.map(|path| directory.join(path)).into_iter();
             let found = paths.find(|path| path.exists());
-            // For the error, the place where packages install it.
+            // If there is none, the error names the path where packages install it.
             found.unwrap_or_else(|| directory.join(PLUGIN_PATHS[0]))
         }
     };

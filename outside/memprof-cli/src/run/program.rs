@@ -97,8 +97,8 @@ impl Program {
         &self.own_jemalloc
     }
 
-    /// Returns whether an allocator is linked into the binary, as its `malloc` or beside it. One beside it is found by
-    /// its symbols only, but jemalloc also without them.
+    /// Returns whether an allocator is linked into the binary, as its `malloc` or in addition to it. In addition to
+    /// `malloc`, only jemalloc is found without symbols.
     ///
     /// # Errors
     /// The binary cannot be read.
