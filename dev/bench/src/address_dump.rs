@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 /// Distinct addresses in the dump.
 const ADDRESSES: u64 = 10_000;
 
-/// Dump with one stack per address, spread over this program's code, and the file offsets of the calls.
+/// Returns a `heap_v2` dump in which each stack is one of [`ADDRESSES`] return addresses, spread over this program's
+/// code, and the offset of each call in the program's file.
 pub(crate) fn dump_of_this_program() -> Result<(String, Vec<u64>)> {
     let maps = fs::read_to_string("/proc/self/maps")?;
     let program = env::current_exe()?.display().to_string();
@@ -28,6 +29,7 @@ pub(crate) fn dump_of_this_program() -> Result<(String, Vec<u64>)> {
     for index in 1..=ADDRESSES {
         let address = start + index * step;
         dump.push_str(&format!("@ {address:#x}\n  t*: 1: 1 [0: 0]\n"));
+        // The call is before its return address.
         offsets.push(address - 1 - start + offset);
     }
     dump.push_str(&format!("\nMAPPED_LIBRARIES:\n{maps}"));

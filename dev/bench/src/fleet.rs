@@ -31,12 +31,12 @@ const NO_DATA_EXIT_CODE: i32 = 5;
 
 /// Fills a store, records the size of a sample and the times of queries, and fails unless all engines compute the same
 /// sums.
-pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
+pub(crate) fn measure_fleet_store(measurements: &mut Measurements) -> Result<()> {
     packages::ensure_installed(&["python3-venv"])?;
-    let engines = testkit::python::install_packages(&ENGINES)?;
+    let interpreter = testkit::python::install_packages(&ENGINES)?;
     dist::build_all(Profile::Release)?;
     let directory = tempfile::tempdir_in(project_root().join("target/bench"))?;
-    let store = Store::new(directory.path())?;
+    let store = Store::create(directory.path())?;
     let processes = store.fill()?;
     let samples = processes.totals.samples;
     let bytes = directory_size(&directory.path().join("store/samples"))?;
@@ -45,7 +45,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     measurements.record("compacted bytes of a sample", bytes_per_sample, more)?;
 
     // This service has a new build from the middle of the time on.
-    let (service, [base, build]) = processes.builds(0);
+    let (service, [base, build]) = processes.service_and_builds(0);
     let service = format!("@{service}");
     let all = format!("{HOURS}h");
     let [service_args, all_hours] = [["-t", &service], ["--for", &all]];
@@ -68,9 +68,9 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
         ),
     ];
     for (figure, args) in queries {
-        measurements.record(figure, store.median_time(&args)?, "")?;
+        measurements.record(figure, store.measure_median_time(&args)?, "")?;
     }
-    store.compare_sums(&engines, &processes)
+    store.compare_sums(&interpreter, &processes)
 }
 
 /// Directory with a store, the spool of an agent, and their configuration.
@@ -80,7 +80,7 @@ struct Store<'p> {
 
 impl<'p> Store<'p> {
     /// Prepares an empty store in `directory`, and the configuration of `memprof-fleet` for it.
-    fn new(directory: &'p Path) -> Result<Self> {
+    fn create(directory: &'p Path) -> Result<Self> {
         let path = |name: &str| directory.join(name);
         // Without a rule, the agent dumps no process of this machine.
         let config = format!(
@@ -93,7 +93,9 @@ impl<'p> Store<'p> {
         Ok(Self { directory })
     }
 
-    /// Lets an agent write the profiles of each machine and hour to the store, and compacts the store after each hour.
+    /// Generates the profiles of each machine and hour, lets an agent write them to the store, and compacts the store
+    /// after each hour. Prints the times of these steps. Returns the generated processes, with the totals of their
+    /// profiles.
     fn fill(&self) -> Result<Processes> {
         let programs: Vec<_> = PROGRAMS
             .iter()
@@ -107,7 +109,7 @@ impl<'p> Store<'p> {
                 processes.write_hour(machine, hour, &self.directory.join("spool/dumps"))?;
                 seconds[0] += start.elapsed().as_secs_f64();
                 let start = Instant::now();
-                let agent = self.run(&["agent", "--once"])?;
+                let agent = self.run_program(&["agent", "--once"])?;
                 let code = agent.status.code();
                 ensure!(code == Some(NO_DATA_EXIT_CODE), "agent --once: {agent:?}");
                 seconds[1] += start.elapsed().as_secs_f64();
@@ -125,7 +127,7 @@ impl<'p> Store<'p> {
     }
 
     /// Runs `memprof-fleet` with the store's configuration. Returns its exit status and output, also if it fails.
-    fn run(&self, args: &[&str]) -> Result<Output> {
+    fn run_program(&self, args: &[&str]) -> Result<Output> {
         let mut command = Command::new(dist_dir().join("bin/memprof-fleet"));
         command.args(args).arg("--config");
         command
@@ -137,19 +139,19 @@ impl<'p> Store<'p> {
 
     /// Runs `memprof-fleet fleet` and returns its standard output. Fails if the command fails.
     fn run_fleet(&self, args: &[&str]) -> Result<String> {
-        let output = self.run(&[&["fleet"], args].concat())?;
+        let output = self.run_program(&[&["fleet"], args].concat())?;
         ensure!(output.status.success(), "fleet {args:?}: {output:?}");
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Like [`run_fleet`](Self::run_fleet), at the end of the profiles' time.
+    /// Runs `memprof-fleet fleet` as if now were the end of the generated profiles, and returns its standard output.
     fn query_at_end(&self, args: &[&str]) -> Result<String> {
         let at = format!("2026-11-21T{:02}:59:59.999Z", HOURS - 1);
         self.run_fleet(&[args, &["--at", &at]].concat())
     }
 
-    /// Median of [`ROUNDS`] queries, in milliseconds.
-    fn median_time(&self, args: &[&str]) -> Result<f64> {
+    /// Runs a query [`ROUNDS`] times, and returns the median of its times in milliseconds.
+    fn measure_median_time(&self, args: &[&str]) -> Result<f64> {
         let mut times = Vec::new();
         for _ in 0..ROUNDS {
             let start = Instant::now();
@@ -160,8 +162,10 @@ impl<'p> Store<'p> {
         Ok(times[ROUNDS / 2])
     }
 
-    /// Fails unless the sums of every engine equal those of `memprof-fleet` and of the generated profiles.
-    fn compare_sums(&self, engines: &Path, processes: &Processes) -> Result<()> {
+    /// Lets other engines sum up the store's files. Fails unless their totals are those of the generated profiles, and
+    /// their totals of the newest profiles and means those of `memprof-fleet`. `interpreter` is a Python with the
+    /// engines.
+    fn compare_sums(&self, interpreter: &Path, processes: &Processes) -> Result<()> {
         let mut views = Vec::new();
         for engine in ["duckdb", "clickhouse"] {
             let file = self.directory.join(engine);
@@ -169,7 +173,7 @@ impl<'p> Store<'p> {
             views.push(file);
         }
         let end = START_TIME + HOURS * MILLIS_PER_HOUR - 1;
-        let mut python = Command::new(engines);
+        let mut python = Command::new(interpreter);
         python
             .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/src/fleet/totals.py"))
             .arg(self.directory.join("store"))
@@ -206,7 +210,7 @@ impl<'p> Store<'p> {
     }
 }
 
-/// Stacks of a program of the corpus, `ROOT;…;LEAF`.
+/// Returns the stacks of a program's dump in memprof-report's corpus, as `ROOT;…;LEAF`.
 fn corpus_stacks(program: &str) -> Result<Vec<String>> {
     let dump = project_root().join(format!(
         "outside/memprof-report/tests/corpus/{program}.heap.gz"

@@ -49,8 +49,9 @@ const PROGRAMS: &[Program] = &[
     ),
 ];
 
-/// Records for each program the run time under `memprof test` relative to that alone, and how often the verdict is right.
-pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
+/// Records for each program the run time under `memprof test` relative to that alone, and how often the verdict is
+/// right.
+pub(crate) fn measure_gate(measurements: &mut Measurements) -> Result<()> {
     packages::ensure_installed(packages::TEST)?;
     build_programs()?;
     let directory = tempfile::tempdir()?;
@@ -69,7 +70,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
             ratios.median(),
             format_args!("{ratios}; bare {:.2} s", median(&run_times.bare)),
         )?;
-        accuracy::measure(language, command, directory.path(), measurements)
+        accuracy::measure_detection(language, command, directory.path(), measurements)
             .with_context(language_context)?;
     }
     Ok(())
@@ -110,7 +111,8 @@ struct RunTimes {
 }
 
 impl RunTimes {
-    /// Runs a program [`ROUNDS`] times in both ways, after one run of each that is not timed.
+    /// Runs a program [`ROUNDS`] times alone and as often under `memprof test`, after one run of each that is not
+    /// timed. Writes a budget with a wide tolerance to `directory` before.
     fn measure(command: &[&str], directory: &Path) -> Result<Self> {
         fs::write(budget_file(directory), BUDGET)?;
         let gate_command = |options: &[&str]| gate_command(directory, options, command);

@@ -1,5 +1,5 @@
-//! Latency of a message: over the control socket, as a command of Redis, and as a call of hosts in Rust, C, Python, Ruby
-//! and Node, beside Redis' own PING in the same run.
+//! Latency of a message: over the control socket, as a command of Redis, and as a call of hosts in Rust, C, Python,
+//! Ruby and Node, beside Redis' own PING in the same run.
 
 use std::fs;
 use std::hint::black_box;
@@ -58,7 +58,7 @@ console.log(taken.join('\\n'));",
 ];
 
 /// Records the time of a message over each path, relative to a PING of Redis.
-pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
+pub(crate) fn measure_latencies(measurements: &mut Measurements) -> Result<()> {
     let redis = Redis::start()?;
     let host = Host::start()?;
     let directory = tempfile::tempdir()?;
@@ -175,7 +175,8 @@ impl Latency {
     }
 }
 
-/// Measures the paths in rounds, so that other load on the machine slows all of them.
+/// Sends messages over all paths, and returns the latency of each. The paths take turns in [`ROUNDS`] rounds, so that
+/// other load on the machine slows all of them.
 fn measure_paths(paths: &mut [MessagePath<'_>]) -> Result<Vec<(&'static str, Latency)>> {
     let mut taken = vec![Vec::new(); paths.len()];
     for _ in 0..ROUNDS {
@@ -193,7 +194,7 @@ fn measure_paths(paths: &mut [MessagePath<'_>]) -> Result<Vec<(&'static str, Lat
         .collect()
 }
 
-/// Measures calls by a host in C, in a process of its own.
+/// Compiles a host in C, and measures its calls of a plugin in a process of its own.
 fn measure_calls_in_c(config: &Path, plugin: &str, message: &str) -> Result<Latency> {
     let library = host_library_path()?;
     compile(
@@ -207,7 +208,7 @@ fn measure_calls_in_c(config: &Path, plugin: &str, message: &str) -> Result<Late
     run_for_latency(&mut program)
 }
 
-/// Measures calls of a script, in an interpreter that loads the plugin.
+/// Measures calls of the plugin by a script, in an interpreter that loads the plugin. Dumps are in `directory`.
 fn measure_calls_in_interpreter(
     interpreter: &str,
     script: &str,
@@ -222,8 +223,8 @@ fn measure_calls_in_interpreter(
     run_for_latency(&mut program)
 }
 
-/// Runs a program whose last argument is the number of messages. Returns the latency by the nanoseconds that it prints
-/// for each.
+/// Runs a program with the number of messages as its last argument. Returns the latency by the nanoseconds that it
+/// prints for each message, one a line.
 fn run_for_latency(program: &mut Command) -> Result<Latency> {
     let count = ROUNDS * MESSAGES_PER_ROUND;
     let taken = output(program.arg(count.to_string()))?;
@@ -256,6 +257,7 @@ impl Redis {
             .context("redis-server")?;
         let mut log = BufReader::new(child.stdout.take().context("redis-server has no stdout")?);
         let mut line = String::new();
+        // Older versions of Redis log this with a small letter.
         while !line.contains("eady to accept connections") {
             line.clear();
             ensure!(log.read_line(&mut line)? != 0, "redis-server ended");
@@ -284,7 +286,7 @@ impl Drop for Redis {
 struct RedisClient(BufReader<UnixStream>);
 
 impl RedisClient {
-    /// Sends a command and reads its whole reply. An error is one that Redis answers, or a connection that ends.
+    /// Sends a command and reads its whole reply. Fails if Redis replies with an error, or if the connection ends.
     fn send_command(&mut self, command: &str) -> Result<()> {
         self.0
             .get_mut()
@@ -300,6 +302,7 @@ impl RedisClient {
         match line.trim_end().split_at_checked(1) {
             Some(("+" | ":", _)) => Ok(()),
             Some(("$", length)) => {
+                // The string ends with CR and LF.
                 let length = length.parse::<u64>()? + 2;
                 let read = std::io::copy(&mut (&mut self.0).take(length), &mut std::io::sink())?;
                 ensure!(read == length, "the reply is cut");

@@ -108,7 +108,7 @@ pub(crate) struct Measurements {
 }
 
 impl Measurements {
-    /// Prints a figure of the table beside its limit, followed by `more`.
+    /// Prints a figure of the table beside its limit, followed by `more`, and notes whether the limit holds.
     ///
     /// # Errors
     /// The table has no such figure.

@@ -35,20 +35,20 @@ type Part = (&'static str, fn(&mut Measurements) -> Result<()>);
 
 /// All parts, in the order in which they run.
 const PARTS: &[Part] = &[
-    ("plugin", plugin::measure),
-    ("latency", latency::measure),
-    ("answers", response_times::measure),
-    ("server", server::measure),
-    ("scale", scale::measure),
-    ("viewer", viewer::measure),
-    ("sampler", sampler::measure),
-    ("unwind", unwind::measure),
-    ("python", python::measure),
-    ("gate", gate::measure),
-    ("fleet", fleet::measure),
-    ("report", report::measure),
+    ("plugin", plugin::measure_plugin),
+    ("latency", latency::measure_latencies),
+    ("answers", response_times::measure_response_times),
+    ("server", server::measure_server),
+    ("scale", scale::measure_growth),
+    ("viewer", viewer::measure_viewer),
+    ("sampler", sampler::measure_sampler),
+    ("unwind", unwind::measure_walks),
+    ("python", python::measure_python_benchmarks),
+    ("gate", gate::measure_gate),
+    ("fleet", fleet::measure_fleet_store),
+    ("report", report::measure_reports),
     #[cfg(feature = "peers")]
-    ("peers", peers::measure),
+    ("peers", peers::measure_peers),
 ];
 
 /// Parts that run by default, about 15 minutes in all.
@@ -59,7 +59,7 @@ const DEFAULT_PARTS: &[&str] = &[
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    match bench(&args) {
+    match run_parts(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("bench: {error:#}");
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
 /// Runs the parts that `args` name, `[PART…] [--check] [--no-build]`, or [`DEFAULT_PARTS`] if they name none. With
 /// `--check`, fails if a limit is broken; with `--no-build`, measures what lies in target/dist. `as ROLE …` runs a role
 /// of `peers` in place of the parts.
-fn bench(args: &[&str]) -> Result<()> {
+fn run_parts(args: &[&str]) -> Result<()> {
     #[cfg(feature = "peers")]
     if let ["as", role @ ..] = args {
         return peers::run_role(role);

@@ -27,14 +27,14 @@ pub(crate) use self::roles::run_role;
 const PROGRAM: &str = "/usr/lib/gcc/x86_64-linux-gnu/12/cc1plus";
 
 /// Records memprof's time and memory beside those of jeprof, `pprof_util` and memchr, and prints those of blazesym.
-pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
+pub(crate) fn measure_peers(measurements: &mut Measurements) -> Result<()> {
     let directory = tempfile::tempdir()?;
     let (real_dump, big_dump) = write_dumps(directory.path())?;
     let memprof = dist_dir().join("bin/memprof");
     let report = |arguments: &[&str], file: &Path| {
         let mut report = Command::new(&memprof);
         report.arg("report").args(arguments).arg(file);
-        ProcessUsage::of_command(&report, 5)
+        ProcessUsage::measure_fastest_run(&report, 5)
     };
     for (file, figure) in [
         (&real_dump, "jeprof's seconds / memprof's, cc1plus.heap"),
@@ -42,11 +42,11 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     ] {
         let mut jeprof = Command::new("jeprof");
         jeprof.args(["--collapsed", PROGRAM]).arg(file);
-        let peer = ProcessUsage::of_command(&jeprof, 1)
+        let peer = ProcessUsage::measure_fastest_run(&jeprof, 1)
             .context("jeprof is in the package libjemalloc-dev")?;
         report(&["--format=collapsed"], file)?.record_against(figure, peer, measurements)?;
     }
-    let peer = ProcessUsage::of_command(
+    let peer = ProcessUsage::measure_fastest_run(
         &role_command(&["pprof_util".as_ref(), big_dump.as_ref()])?,
         5,
     )?;
@@ -58,7 +58,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     )?;
     for reader in ["memprof", "blazesym"] {
         let mut symbolizer = role_command(&["names".as_ref(), reader.as_ref()])?;
-        let usage = ProcessUsage::of_command(&symbolizer, 3)?;
+        let usage = ProcessUsage::measure_fastest_run(&symbolizer, 3)?;
         println!(
             "10,000 addresses of this program by {reader}: {usage}; seconds of naming and names: {}",
             output(&mut symbolizer)?.trim()
@@ -67,7 +67,8 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     measure_parsing(&big_dump, measurements)
 }
 
-/// Measures parse, unsample and intern: time against memchr, and memory.
+/// Records the time in which memprof-report parses, unsamples and interns a dump, as a multiple of the time in which
+/// memchr finds its line ends, and the peak memory as a multiple of its bytes.
 fn measure_parsing(file: &Path, measurements: &mut Measurements) -> Result<()> {
     let mut seconds = role_command(&["memchr".as_ref(), file.as_ref()])?;
     // The tunables keep freed memory mapped (mallopt(3)), so that the fastest of twenty runs has no page faults; memchr
@@ -90,7 +91,8 @@ fn measure_parsing(file: &Path, measurements: &mut Measurements) -> Result<()> {
             parse / absent_byte
         ),
     )?;
-    let parse = ProcessUsage::of_command(&role_command(&["parse".as_ref(), file.as_ref()])?, 3)?;
+    let parse =
+        ProcessUsage::measure_fastest_run(&role_command(&["parse".as_ref(), file.as_ref()])?, 3)?;
     let size = fs::metadata(file)?.len() as f64;
     measurements.record(
         "memory of parsing / bytes, big.heap",
@@ -99,7 +101,8 @@ fn measure_parsing(file: &Path, measurements: &mut Measurements) -> Result<()> {
     )
 }
 
-/// Writes cc1plus.heap from the corpus, and big.heap, which is generated from it; returns both paths.
+/// Writes cc1plus.heap from the corpus, and big.heap, which is generated from it. Prints their sizes, and returns both
+/// paths.
 fn write_dumps(directory: &Path) -> Result<(PathBuf, PathBuf)> {
     let (real_dump, big_dump) = (directory.join("cc1plus.heap"), directory.join("big.heap"));
     let packed = project_root().join("outside/memprof-report/tests/corpus/cc1plus.heap.gz");

@@ -28,7 +28,7 @@ const DISPATCHES: u32 = 500_000;
 const IDLE_TIME: Duration = Duration::from_secs(10);
 
 /// Records the cost of messages, the plugin's memory, and the wakeups of an idle host.
-pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
+pub(crate) fn measure_plugin(measurements: &mut Measurements) -> Result<()> {
     measure_dispatch(measurements)?;
     measure_memory(measurements)?;
     let host = Host::start()?;
@@ -76,11 +76,12 @@ pub(crate) fn load_plugin(plugin: &str, config: &str) -> Result<memprof_host::In
     memprof_host::load(&config.plugin[0], host_that_counts_log_lines()).context(plugin.to_owned())
 }
 
-/// Measures a message from the host to a plugin that writes a line into the host's log and replies.
+/// Records the time of a message from the host to a plugin that writes a line into the host's log and replies, as a
+/// multiple of the time that the host takes for the line and the reply alone.
 fn measure_dispatch(measurements: &mut Measurements) -> Result<()> {
     let plugin = load_plugin("plugins/hello_c.so", "")?;
-    let via_plugin = fastest_nanoseconds(|| drop(black_box(plugin.message("hello", ""))));
-    let direct = fastest_nanoseconds(|| drop(black_box(log_and_reply())));
+    let via_plugin = measure_fastest_nanoseconds(|| drop(black_box(plugin.message("hello", ""))));
+    let direct = measure_fastest_nanoseconds(|| drop(black_box(log_and_reply())));
     measurements.record(
         "host -> plugin -> host log -> reply / the same in the host",
         via_plugin / direct,
@@ -96,8 +97,9 @@ fn log_and_reply() -> (Cow<'static, str>, Vec<u8>) {
     ("text/plain".into(), b"hello from C".to_vec())
 }
 
-/// Nanoseconds of a call in the fastest round, because other load on the machine only adds time.
-fn fastest_nanoseconds(call: impl Fn()) -> f64 {
+/// Calls a function [`DISPATCHES`] times in each of nine rounds. Returns the nanoseconds of a call in the fastest
+/// round, because other load on the machine only adds time.
+fn measure_fastest_nanoseconds(call: impl Fn()) -> f64 {
     let rounds = (0..9).map(|_| {
         let start = Instant::now();
         (0..DISPATCHES).for_each(|_| call());
@@ -106,7 +108,7 @@ fn fastest_nanoseconds(call: impl Fn()) -> f64 {
     rounds.fold(f64::INFINITY, f64::min)
 }
 
-/// Measures the resident memory that the loaded plugin adds to a process.
+/// Loads the plugin into this process, and records by how much its anonymous resident memory has grown.
 fn measure_memory(measurements: &mut Measurements) -> Result<()> {
     let before = anonymous_kib()?;
     let directory = project_root().join("target/bench");
@@ -136,8 +138,8 @@ fn anonymous_kib() -> Result<i64> {
     Ok(value.context("Anonymous is missing")?.parse()?)
 }
 
-/// Resident memory in KiB of the mappings of the files whose paths end with `name` (`proc_pid_smaps(5)`). Pages that
-/// this process has changed are left out: all processes share the others.
+/// Resident memory in KiB of this process's mappings of files whose paths end with `name` (`proc_pid_smaps(5)`),
+/// without the pages that it has changed: processes share only unchanged pages.
 fn shared_file_kib(name: &str) -> Result<i64> {
     let smaps = fs::read_to_string("/proc/self/smaps")?;
     let mut inside = false;
@@ -154,7 +156,8 @@ fn shared_file_kib(name: &str) -> Result<i64> {
     Ok(total)
 }
 
-/// Measures sequential messages of one client, against messages of 128 bytes over a bare socket.
+/// Records how many messages a second one client exchanges with a host, and prints the ratio to messages of 128 bytes
+/// over a bare socket.
 fn measure_round_trips(host: &Host, measurements: &mut Measurements) -> Result<()> {
     let mut client = Client::connect(&host.socket)?;
     let start = Instant::now();
@@ -162,7 +165,7 @@ fn measure_round_trips(host: &Host, measurements: &mut Measurements) -> Result<(
         client.message("hello_c", "hello", "", None)?;
     }
     let rate = f64::from(ROUND_TRIPS) / start.elapsed().as_secs_f64();
-    let bare = bare_round_trips()?;
+    let bare = measure_bare_round_trips()?;
     measurements.record(
         "control round trips, one client",
         rate,
@@ -173,8 +176,8 @@ fn measure_round_trips(host: &Host, measurements: &mut Measurements) -> Result<(
     )
 }
 
-/// Round trips per second of 128 bytes over a socket pair.
-fn bare_round_trips() -> Result<f64> {
+/// Returns the round trips per second of 128 bytes over a socket pair, to a thread that sends them back.
+fn measure_bare_round_trips() -> Result<f64> {
     let (mut near, mut far) = UnixStream::pair()?;
     let echo = thread::spawn(move || -> std::io::Result<()> {
         let mut bytes = [0; 128];
@@ -198,7 +201,7 @@ fn bare_round_trips() -> Result<f64> {
     Ok(rate)
 }
 
-/// Counts the wakeups of memprof's threads in a host without clients.
+/// Records how often memprof's threads wake up in [`IDLE_TIME`], in a host without clients.
 fn measure_wakeups(host: &Host, measurements: &mut Measurements) -> Result<()> {
     let before = context_switches(host.child.id())?;
     thread::sleep(IDLE_TIME);

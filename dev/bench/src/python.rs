@@ -107,9 +107,9 @@ const PEERS: &[(&str, &[&str])] = &[
     ("Scalene", &["-m", "scalene", "run", "-o", "scalene.json"]),
 ];
 
-/// Records for each state of memprof the ratio of processor time to that of a Python without a profiler, and prints that
-/// of each peer.
-pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
+/// Records for each state of memprof the ratio of processor time to that of a Python without a profiler, and prints
+/// that of each peer.
+pub(crate) fn measure_python_benchmarks(measurements: &mut Measurements) -> Result<()> {
     packages::ensure_installed(packages::TEST)?;
     let interpreter = match env::var_os(INTERPRETER) {
         Some(interpreter) => interpreter.into(),
@@ -139,7 +139,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
             times.entry("bare").or_default().add(bare.run_round()?);
             for (state, messages) in STATES {
                 for message in *messages {
-                    send(message, profiled.pid(), directory.path())?;
+                    run_memprof(message, profiled.pid(), directory.path())?;
                 }
                 times.entry(state).or_default().add(profiled.run_round()?);
             }
@@ -166,7 +166,8 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     Ok(())
 }
 
-/// Copies the benchmarks, and the program that runs them, into a directory: Scalene counts a program's own directory only.
+/// Copies the benchmarks, and the program that runs them, into a directory: Scalene counts a program's own directory
+/// only.
 fn copy_benchmarks(interpreter: &Path, directory: &Path) -> Result<()> {
     fs::write(
         directory.join("rounds.py"),
@@ -183,11 +184,12 @@ fn copy_benchmarks(interpreter: &Path, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Sends a message to the plugin of a process, or attaches it.
-fn send(message: &[&str], pid: u32, directory: &Path) -> Result<()> {
-    let (name, words) = message.split_first().context("a message")?;
+/// Runs a command of `memprof` on a process: `attach`, `detach`, or a message to the plugin with its arguments. The
+/// control sockets are in `directory`. Fails if the command fails.
+fn run_memprof(command: &[&str], pid: u32, directory: &Path) -> Result<()> {
+    let (name, arguments) = command.split_first().context("a message")?;
     let mut memprof = Command::new(dist_dir().join("bin/memprof"));
-    memprof.arg(name).arg(pid.to_string()).args(words);
+    memprof.arg(name).arg(pid.to_string()).args(arguments);
     memprof.env("MEMPROF_SOCKET_DIR", directory.join("run"));
     output(&mut memprof).map(drop)
 }

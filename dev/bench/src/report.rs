@@ -28,7 +28,7 @@ const ROUND_SECONDS: f64 = 1.0;
 const TREE_NODES: usize = 300_000;
 
 /// Records the processor time of reports, relative to that of the program in [`BEFORE`].
-pub(super) fn measure(measurements: &mut Measurements) -> Result<()> {
+pub(super) fn measure_reports(measurements: &mut Measurements) -> Result<()> {
     let before = env::var_os(BEFORE).with_context(|| {
         format!("{BEFORE} is not set: the path of memprof as it was before the change")
     })?;
@@ -53,7 +53,8 @@ pub(super) fn measure(measurements: &mut Measurements) -> Result<()> {
         ("time of names and lines, after / before", names, &addresses),
     ] {
         let seconds = |program: &OsStr, runs: usize| -> Result<f64> {
-            let times = (0..runs).map(|_| work::cpu_seconds(&mut report(program, options, file)));
+            let times = (0..runs)
+                .map(|_| work::measure_cpu_seconds(&mut report_command(program, options, file)));
             times.sum()
         };
         let ratios = measure_ratios(&before, dist_dir().join("bin/memprof").as_os_str(), seconds)?;
@@ -63,7 +64,7 @@ pub(super) fn measure(measurements: &mut Measurements) -> Result<()> {
 }
 
 /// Returns the ratios of the processor time of `after` to that of `before`, one for each round. `seconds` runs a
-/// program that many times. Each program comes first equally often.
+/// program the given number of times, and returns the sum of its seconds. The two programs come first in turn.
 fn measure_ratios(
     before: &OsStr,
     after: &OsStr,
@@ -89,7 +90,7 @@ fn measure_ratios(
 }
 
 /// Returns the command of a report on a file, whose output is discarded.
-fn report(program: &OsStr, options: &[&str], file: &Path) -> Command {
+fn report_command(program: &OsStr, options: &[&str], file: &Path) -> Command {
     let mut report = Command::new(program);
     report.arg("report").args(options).arg(file);
     report.stdout(Stdio::null()).stderr(Stdio::null());

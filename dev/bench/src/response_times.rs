@@ -34,7 +34,7 @@ const MESSAGES: &[(&[&str], &str)] = &[
 const WATCH_TIME: Duration = Duration::from_secs(10);
 
 /// Records the time within which nine of ten rounds of each message are answered.
-pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
+pub(crate) fn measure_response_times(measurements: &mut Measurements) -> Result<()> {
     let host = Host::start()?;
     measure_watch(&host)?;
     let mut client = Client::connect(&host.socket)?;
@@ -66,6 +66,7 @@ fn measure_watch(host: &Host) -> Result<()> {
     let task = host.wait_for_thread("memprof-watch")?;
     let read_schedstat = || -> Result<(u64, u64)> {
         let text = fs::read_to_string(task.join("schedstat"))?;
+        // Nanoseconds on a processor, nanoseconds of waiting for one, and the number of times that the thread ran.
         let mut words = text.split_whitespace().map(str::parse::<u64>);
         let (time, runs) = (words.next(), words.nth(1));
         Ok((time.context("schedstat")??, runs.context("schedstat")??))
@@ -101,7 +102,7 @@ fn wait_for_arenas(client: &mut Client) -> Result<usize> {
     }
 }
 
-/// Sends a message and returns its reply, which is JSON.
+/// Sends a message and returns its reply, which is JSON. Fails if the status of the reply is not 0.
 fn send_message(client: &mut Client, message: &str, args: &str) -> Result<Value> {
     let reply = client.message("memory_profile", message, args, None)?;
     let status = reply.result.status_code;

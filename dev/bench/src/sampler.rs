@@ -27,16 +27,16 @@ const SAMPLED_SHARE: f64 = 0.0606;
 const STATES: [&str; 5] = ["512KiB", "64KiB", "16KiB", "deactivated", "after"];
 
 /// Records the cost of each state of sampling for each kind of block, beside jemalloc's, then the cost in programs.
-pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
+pub(crate) fn measure_sampler(measurements: &mut Measurements) -> Result<()> {
     packages::ensure_installed(packages::TEST)?;
     packages::ensure_installed(packages::BENCH)?;
     build_pairs()?;
-    let memprof = ratios_to_bare("ours", &[])?;
+    let memprof = measure_ratios_to_bare("ours", &[])?;
     let peer = [
         ("LD_PRELOAD", "libjemalloc.so.2"),
         ("MALLOC_CONF", "prof:true,prof_active:false"),
     ];
-    let jemalloc = ratios_to_bare("allocator", &peer)?;
+    let jemalloc = measure_ratios_to_bare("allocator", &peer)?;
     for (state, blocks) in STATES
         .iter()
         .flat_map(|state| [(state, "64"), (state, "mixed")])
@@ -66,7 +66,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
         let figure = format!("age and label of a sample, {sampler}");
         measurements.record(&figure, costs.median(), format_args!("{costs}"))?;
     }
-    programs::measure(measurements)
+    programs::measure_programs(measurements)
 }
 
 /// Builds the program that measures pairs of malloc and free.
@@ -87,13 +87,13 @@ fn measure_peers() -> Result<()> {
     let peers = [
         (
             "tcmalloc's own sampling, 512KiB",
-            round_times(&[], &[tcmalloc])?,
-            round_times(&[], &[tcmalloc, samples])?,
+            measure_round_times(&[], &[tcmalloc])?,
+            measure_round_times(&[], &[tcmalloc, samples])?,
         ),
         (
             "heaptrack",
-            round_times(&[], &[])?,
-            round_times(&["heaptrack", "--raw", "-o", recording], &[])?,
+            measure_round_times(&[], &[])?,
+            measure_round_times(&["heaptrack", "--raw", "-o", recording], &[])?,
         ),
     ];
     for (peer, without, with) in &peers {
@@ -107,10 +107,13 @@ fn measure_peers() -> Result<()> {
     Ok(())
 }
 
-/// Times of all rounds in nanoseconds, by kind of block. `command` starts the program under another profiler, empty for
-/// none; `env` are variables for it. Only lines of the state `off`, in which memprof does not sample, count: the
-/// other profiler may print lines too.
-fn round_times(command: &[&str], env: &[(&str, &str)]) -> Result<BTreeMap<String, Vec<f64>>> {
+/// Runs the program `pairs`, and returns the times of all rounds in nanoseconds, by kind of block. `command` starts it
+/// under another profiler, and is empty for none; `env` are variables for it. Only lines of the state `off`, in which
+/// memprof does not sample, count.
+fn measure_round_times(
+    command: &[&str],
+    env: &[(&str, &str)],
+) -> Result<BTreeMap<String, Vec<f64>>> {
     let pairs = dist_dir().join("bench/pairs");
     let pairs = pairs.to_str().context("the path is not UTF-8")?;
     let arguments = [command, &[pairs, PEER_ROUNDS]].concat();
@@ -130,10 +133,11 @@ fn round_times(command: &[&str], env: &[(&str, &str)]) -> Result<BTreeMap<String
     Ok(times)
 }
 
-/// Ratios of each round to the same round without a profiler, by state and kind of block; for the state `marked` the
-/// nanoseconds that age and label add to a sample. `sampler` is the argument of `activate` that selects memprof's
-/// sampler or the allocator's; `env` are variables of the program.
-fn ratios_to_bare(
+/// Runs the program `pairs`, which measures each state of sampling in each round. Returns, by state and kind of block,
+/// the ratios of the times to those of the same round without sampling; for the state `marked`, the nanoseconds that
+/// age and label add to a sample. `sampler` is the argument of `activate` that selects memprof's sampler or the
+/// allocator's; `env` are variables of the program.
+fn measure_ratios_to_bare(
     sampler: &str,
     env: &[(&str, &str)],
 ) -> Result<BTreeMap<(String, String), Vec<f64>>> {

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use crate::limits::Measurements;
 
 /// Records how time and memory grow with the amount of work.
-pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
+pub(crate) fn measure_growth(measurements: &mut Measurements) -> Result<()> {
     let dir = tempfile::tempdir()?;
     plugin::measure_dumps_by_stacks(dir.path(), measurements)?;
     plugin::measure_dumps_and_searches_by_libraries(dir.path(), measurements)?;

@@ -31,16 +31,16 @@ pub struct Script {
 }
 
 impl Script {
-    /// Starts `sh` with an option and a script in the directory `place`. `memprof` is in the path, its sockets and
-    /// dumps are in `place`, and `$PLUGIN` is the plugin's file; `variables` are set, too. `timeout` is in whole
-    /// seconds.
+    /// Starts `sh` with an option and a script in `directory`, in a process group of its own. `memprof` is in the path,
+    /// its sockets and dumps are in `directory`, and `$PLUGIN` is the plugin's file; `variables` are set, too. The
+    /// script is killed after `timeout`, which counts in whole seconds.
     ///
     /// # Errors
     /// timeout(1) or a temporary file is missing.
     pub fn start(
         option: &str,
         script: &str,
-        place: &Path,
+        directory: &Path,
         timeout: Duration,
         variables: &[(&str, &OsStr)],
     ) -> Result<Self> {
@@ -54,11 +54,11 @@ impl Script {
         let shell = Command::new("timeout")
             .args(["--kill-after=5", &timeout.as_secs().to_string()])
             .args(["sh", option, script])
-            .current_dir(place)
+            .current_dir(directory)
             .env("PATH", path)
             .env("PLUGIN", dist_dir().join("plugins/memory_profile.so"))
-            .env("MEMPROF_SOCKET_DIR", place.join("run"))
-            .env("XDG_STATE_HOME", place.join("state"))
+            .env("MEMPROF_SOCKET_DIR", directory.join("run"))
+            .env("XDG_STATE_HOME", directory.join("state"))
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)

@@ -25,7 +25,7 @@ const STACKS: usize = 1 << 14;
 const RELEASE_DELAY: Duration = Duration::from_secs(4);
 
 /// Records the cost of a dump over HTTP against a bare one, of a list, and the server's memory after reports.
-pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
+pub(crate) fn measure_server(measurements: &mut Measurements) -> Result<()> {
     let directory = project_root().join("target/bench");
     let host = ManyStacks::start(&directory, STACKS)?;
     let http = directory.join("http.sock");
@@ -41,7 +41,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
         client.message("memory_profile", "dump", "", None)?;
         bare.push(start.elapsed());
         let start = Instant::now();
-        bytes = read_to_end(send_request(&http, "/pprof/heap")?)?;
+        bytes = count_response_bytes(send_request(&http, "/pprof/heap")?)?;
         served.push(start.elapsed());
     }
     let ratio = |served: Duration, bare: Duration| served.as_secs_f64() / bare.as_secs_f64();
@@ -63,7 +63,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     measure_reports(&http, &server, measurements)
 }
 
-/// Measures the memory that the server keeps after reports.
+/// Requests reports of a dump in four formats, and records the memory that the server keeps [`RELEASE_DELAY`] later.
 fn measure_reports(http: &Path, server: &Server, measurements: &mut Measurements) -> Result<()> {
     let list = String::from_utf8(get(http, "/api/v1/dumps")?)?;
     let id = list
@@ -88,7 +88,7 @@ fn measure_reports(http: &Path, server: &Server, measurements: &mut Measurements
     )
 }
 
-/// Measures the list of kept dumps. Fails unless it has [`KEPT_DUMPS`].
+/// Records the median time of a request for the list of kept dumps. Fails unless the list has [`KEPT_DUMPS`].
 fn measure_list(http: &Path, measurements: &mut Measurements) -> Result<()> {
     let mut times = Vec::new();
     let mut kept = 0;
@@ -108,9 +108,9 @@ fn measure_list(http: &Path, measurements: &mut Measurements) -> Result<()> {
     measurements.record("32 kept dumps listed over HTTP", time, "")
 }
 
-/// Reads a response to its end and returns its length in bytes, with its head. All pieces go into one buffer, because a
-/// buffer for the whole response would add cost to the reader. Fails if its status is not 200.
-fn read_to_end(mut response: UnixStream) -> Result<usize> {
+/// Reads a response to its end and returns its length in bytes, with its head. Fails if its status is not 200. Each
+/// piece overwrites the one before, because a buffer for the whole response would add to the measured time.
+fn count_response_bytes(mut response: UnixStream) -> Result<usize> {
     let mut piece = vec![0; 1 << 20];
     let mut bytes = response.read(&mut piece)?;
     ensure!(piece.starts_with(b"HTTP/1.1 200 "), "a request failed");
@@ -122,8 +122,7 @@ fn read_to_end(mut response: UnixStream) -> Result<usize> {
     }
 }
 
-/// Requests a path and returns the response with its head; the server closes the connection after it. Fails if its
-/// status is not 200.
+/// Requests a path over the Unix socket `http`, and returns the response with its head. Fails if its status is not 200.
 fn get(http: &Path, path: &str) -> Result<Vec<u8>> {
     let mut stream = send_request(http, path)?;
     let mut response = Vec::new();
@@ -132,7 +131,7 @@ fn get(http: &Path, path: &str) -> Result<Vec<u8>> {
     Ok(response)
 }
 
-/// Connects and sends a GET request.
+/// Connects to the Unix socket `http`, and sends a GET request, after whose response the server closes the connection.
 fn send_request(http: &Path, path: &str) -> Result<UnixStream> {
     let mut stream = UnixStream::connect(http)?;
     write!(

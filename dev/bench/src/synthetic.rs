@@ -6,8 +6,8 @@ use anyhow::Result;
 
 const FUNCTIONS: usize = 6000;
 
-/// Generates a symbolized dump whose call tree has about `tree_nodes` nodes: each stack is the beginning of an earlier
-/// one with other callees.
+/// Generates a dump with the names of its functions, as jeprof writes it. Its call tree has about `tree_nodes` nodes:
+/// each stack begins like an earlier one, and goes on with other callees.
 pub(crate) fn named_dump(tree_nodes: usize) -> Result<Vec<u8>> {
     let mut random = Random::new();
     let mut stacks = vec![vec![0]];
@@ -53,7 +53,8 @@ pub(crate) fn named_dump(tree_nodes: usize) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Return address in a function. Functions take 16 bytes each, from 0x1000 on.
+/// Return address in the function with this index, 1 byte after its start. Functions take 16 bytes each, from 0x1000
+/// on.
 fn address(function: usize) -> usize {
     0x1001 + 16 * function
 }

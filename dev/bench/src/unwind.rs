@@ -24,7 +24,7 @@ const RUNS: usize = 5;
 const LG_SAMPLE: u32 = 14;
 
 /// Records the walk's cost in the micro benchmark and in real programs.
-pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
+pub(crate) fn measure_walks(measurements: &mut Measurements) -> Result<()> {
     packages::ensure_installed(packages::TEST)?;
     dist::build_unwind_probe(Profile::Release)?;
     let threads = ["-lpthread", "-ldl"];
@@ -37,16 +37,16 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     for lg_sample in [19, 17, 14, 12] {
         measure_micro(lg_sample, measurements)?;
     }
-    let perl = measure_program("perl", work::perl)?;
+    let perl = measure_program("perl", work::perl_command)?;
     measurements.record(
         "memprof's walk / jemalloc's, perl",
         perl.ratios.median(),
         perl,
     )?;
-    let compiler = measure_program("cc1plus", work::compiler)?;
+    let compiler = measure_program("cc1plus", work::compiler_command)?;
     let median = compiler.ratios.median();
     measurements.record("memprof's walk / jemalloc's, cc1plus", median, compiler)?;
-    let python = measure_program("python3", work::python)?;
+    let python = measure_program("python3", work::python_command)?;
     println!("memprof's walk / jemalloc's, python3: {python}");
     println!(
         "memprof's walk / jemalloc's, redis-server: {}",
@@ -55,8 +55,8 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     Ok(())
 }
 
-/// Measures the cost of a sample after twenty calls: (memprof − no sampling) / (jemalloc − no sampling). The sample
-/// interval is 2 to the power of `lg_sample` bytes.
+/// Records the cost of a sample at a depth of twenty calls: (memprof − no sampling) / (jemalloc − no sampling). The
+/// sample interval is 2 to the power of `lg_sample` bytes.
 fn measure_micro(lg_sample: u32, measurements: &mut Measurements) -> Result<()> {
     let program = dist_dir().join("bench/micro");
     let directory = tempfile::tempdir()?;
@@ -111,7 +111,7 @@ impl fmt::Display for WalkCost {
     }
 }
 
-/// Measures the walk in a program, with the sample interval of [`LG_SAMPLE`].
+/// Measures the walk in the process `program` that `command` starts, with the sample interval of [`LG_SAMPLE`].
 fn measure_program(program: &str, command: impl Fn() -> Command) -> Result<WalkCost> {
     WalkCost::measure(|mode| probe::run(command(), program, mode, LG_SAMPLE))
 }
@@ -140,7 +140,7 @@ fn measure_redis() -> Result<WalkCost> {
 fn run_redis(mode: WalkMode) -> Result<Report> {
     let directory = tempfile::tempdir()?;
     let reports = directory.path().join("reports");
-    work::redis_cpu_seconds(|mut server| {
+    work::measure_redis_cpu_seconds(|mut server| {
         probe::preload(&mut server, mode, LG_SAMPLE, &reports);
         server
     })?;

@@ -41,7 +41,7 @@ const TIME_FUNCTION: &str = "
     };";
 
 /// Records the viewer's size, and the times of its first paint, zooms and searches.
-pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
+pub(crate) fn measure_viewer(measurements: &mut Measurements) -> Result<()> {
     let directory = project_root().join("target/bench");
     packages::ensure_installed(&["chromium", "chromium-driver"])?;
     let (dump, page) = (directory.join("viewer.heap"), directory.join("viewer.html"));
@@ -82,7 +82,7 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
         ))
     };
     let mut record = |figure: &str, round: &dyn Fn() -> serde_json::Value| {
-        let times = sorted_times(round);
+        let times = measure_sorted_times(round);
         let median = times[ROUNDS / 2];
         measurements.record(figure, times[0], format_args!("median {median:.0}"))
     };
@@ -103,8 +103,9 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
         search("");
         search("operation")
     })?;
-    let frame =
-        sorted_times(|| browser.run_async_script(&format!("{TIME_FUNCTION} time(() => {{}});")));
+    let frame = measure_sorted_times(|| {
+        browser.run_async_script(&format!("{TIME_FUNCTION} time(() => {{}});"))
+    });
     println!(
         "viewer, a frame in which nothing changes: {:.0} ms",
         frame[0]
@@ -112,8 +113,9 @@ pub(crate) fn measure(measurements: &mut Measurements) -> Result<()> {
     Ok(())
 }
 
-/// Milliseconds of [`ROUNDS`] rounds, sorted. A round that returns no number counts as NaN.
-fn sorted_times(round: impl Fn() -> serde_json::Value) -> Vec<f64> {
+/// Runs [`ROUNDS`] rounds, and returns the milliseconds that they return, sorted. A round that returns no number counts
+/// as NaN, which comes last.
+fn measure_sorted_times(round: impl Fn() -> serde_json::Value) -> Vec<f64> {
     let rounds = (0..ROUNDS).map(|_| round().as_f64().unwrap_or(f64::NAN));
     let mut times: Vec<f64> = rounds.collect();
     times.sort_by(f64::total_cmp);
@@ -128,7 +130,7 @@ fn gzip_len(text: &str) -> Result<usize> {
         .stdout(Stdio::piped())
         .spawn()
         .context("gzip")?;
-    // gzip reads a text of this length whole before it writes, so the pipes cannot block each other.
+    // The output fits into the pipe's buffer of 64 KiB, so gzip never waits for a reader while this process writes.
     gzip.stdin
         .take()
         .context("gzip has no stdin")?

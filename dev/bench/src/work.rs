@@ -20,7 +20,7 @@ const PYTHON: &str = "import json\nkept = {}\n\
                       kept.pop(i - 2000, None)\n \
                       if i % 1000 == 0: deep(100)\n";
 
-/// Returns the command of a program, without a shell, in the root of the source tree.
+/// Returns the command that runs a program, without a shell, in the root of the source tree.
 pub(crate) fn command(program: &str, args: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(args).current_dir(project_root());
@@ -28,32 +28,32 @@ pub(crate) fn command(program: &str, args: &[&str]) -> Command {
 }
 
 /// Perl with a hash of a thousand short-lived entries.
-pub(crate) fn perl() -> Command {
+pub(crate) fn perl_command() -> Command {
     command("perl", &["-e", PERL])
 }
 
 /// Python with short-lived objects; `PYTHONMALLOC` makes each object an allocation of malloc.
-pub(crate) fn python() -> Command {
+pub(crate) fn python_command() -> Command {
     let mut python = command("/usr/bin/python3", &["-c", PYTHON]);
     python.env("PYTHONMALLOC", "malloc");
     python
 }
 
 /// The C++ compiler with templates.
-pub(crate) fn compiler() -> Command {
+pub(crate) fn compiler_command() -> Command {
     command("g++", &["-O2", "-S", "-o", "/dev/null", TEMPLATES])
 }
 
 /// Runs a command and returns the processor time of it and its children, in seconds.
-pub(crate) fn cpu_seconds(command: &mut Command) -> Result<f64> {
+pub(crate) fn measure_cpu_seconds(command: &mut Command) -> Result<f64> {
     let before = cpu_ticks("self", CHILDREN_TIME)?;
     run(command)?;
     Ok((cpu_ticks("self", CHILDREN_TIME)? - before) / TICKS_PER_SECOND)
 }
 
-/// Runs redis-server, with its command as `prepare` returns it, under redis-benchmark, and returns the server's
-/// processor time in seconds.
-pub(crate) fn redis_cpu_seconds(prepare: impl FnOnce(Command) -> Command) -> Result<f64> {
+/// Starts redis-server by the command that `prepare` returns for the usual one, loads it by redis-benchmark, and ends
+/// it. Returns the server's processor time in seconds.
+pub(crate) fn measure_redis_cpu_seconds(prepare: impl FnOnce(Command) -> Command) -> Result<f64> {
     let directory = tempfile::tempdir()?;
     let socket = directory.path().join("redis.sock");
     let path = socket.to_string_lossy();
@@ -106,11 +106,12 @@ const OWN_TIME: usize = 11;
 /// Index of `cutime`, which `cstime` follows.
 const CHILDREN_TIME: usize = 13;
 
-/// Time in user mode and in the kernel in clock ticks: of a process if `first` is [`OWN_TIME`], of its children that
-/// were waited for if it is [`CHILDREN_TIME`].
+/// Returns the time in user mode and in the kernel, in clock ticks: of a process if `first` is [`OWN_TIME`], of its
+/// children that were waited for if `first` is [`CHILDREN_TIME`]. `process` is a pid, or `self`.
 fn cpu_ticks(process: &str, first: usize) -> Result<f64> {
     let path = format!("/proc/{process}/stat");
     let stat = fs::read_to_string(&path).context(path)?;
+    // The name is in parentheses, and may have some itself.
     let (_, after_name) = stat.rsplit_once(") ").context("stat has no name")?;
     let times = after_name.split(' ').skip(first).take(2);
     let times: Vec<f64> = times.map(str::parse).collect::<Result<_, _>>()?;

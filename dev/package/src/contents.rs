@@ -54,7 +54,7 @@ pub(crate) enum FileSource {
     Sdk,
 }
 
-/// Creates a file or directory of a package, which is installed at the path `to`.
+/// Returns the entry of a file or directory that a package installs at the path `to`.
 const fn package_file(from: FileSource, to: &'static str) -> File {
     File { from, to }
 }

@@ -22,8 +22,8 @@ fn maintainer_address(name: Option<String>, email: Option<String>) -> String {
     format!("{name} <{email}>")
 }
 
-/// Builds the package from its installation tree, and returns its file in the directory `to`. The tree has the
-/// directory `DEBIAN` meanwhile. `epoch` is the time of all files, in seconds since 1970.
+/// Builds the package from its installation tree `tree`, writes it to the directory `to`, and returns its path. During
+/// the build, the tree also has the directory `DEBIAN`. `epoch` is the time of all files, in seconds since 1970.
 pub(crate) fn build_deb(
     package: &Package,
     version: &str,

@@ -45,8 +45,8 @@ pub(crate) fn check_needed_libraries(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Like [`check_needed_libraries`], and checks the size and the linker flags that let running programs load the plugin
-/// and keep it.
+/// Checks the plugin's file: the libraries that it needs, by [`check_needed_libraries`], its size, and the linker flags
+/// that let running programs load the plugin and keep it.
 pub(crate) fn check_plugin(file: &Path) -> Result<()> {
     check_needed_libraries(file)?;
     let bytes = fs::metadata(file)?.len();

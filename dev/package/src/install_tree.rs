@@ -51,7 +51,8 @@ impl InstallTrees {
         Ok(())
     }
 
-    /// Installs a file or directory of a package at the path `to`.
+    /// Installs a file or directory of a package at the path `to`: copies it, strips it, or lets memprof generate it,
+    /// according to its origin.
     fn install_file(&self, from: FileSource, to: &Path) -> Result<()> {
         match from {
             FileSource::Program(name) => {
@@ -95,6 +96,7 @@ impl InstallTrees {
         let id = notes.split_once("Build ID: ").map(|(_, id)| id);
         let id = id.and_then(|id| id.split_whitespace().next());
         let id = id.with_context(|| format!("{} has no build id", built.display()))?;
+        // gdb reads `/usr/lib/debug/.build-id/NN/REST.debug`, in which `NN` are the first two digits of the build id.
         let (first, rest) = id.split_at(2);
         let debug = self
             .tree_dir(&DEBUG)

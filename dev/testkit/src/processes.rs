@@ -19,7 +19,7 @@ pub fn status_field(pid: u32, field: &str) -> Result<String> {
 /// Returns the first number in the line of /proc/PID/status that begins with `field`, in KiB for memory.
 ///
 /// # Errors
-/// As [`status_field`]; or the line begins with no number.
+/// The process is gone, has no such line, or the line begins with no number.
 pub fn status_number(pid: u32, field: &str) -> Result<u64> {
     let rest = status_field(pid, field)?;
     let number = rest.split_whitespace().next().unwrap_or_default();
@@ -67,7 +67,8 @@ pub fn children(pid: u32) -> io::Result<Vec<u32>> {
     Ok(pids.collect())
 }
 
-/// Returns the pids of the children of a process, their children, and so on, parents first. Empty if there are none.
+/// Returns the pids of the children of a process, their children, and so on, parents first, without its own. Empty if
+/// there are none.
 pub(crate) fn descendants(pid: u32) -> Vec<u32> {
     let parents: Vec<(u32, u32)> = all_pids()
         .filter_map(|child| Some((child, parent_pid(child)?)))

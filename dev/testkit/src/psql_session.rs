@@ -33,7 +33,7 @@ impl PsqlSession {
         })
     }
 
-    /// Executes a statement and returns its rows as psql prints them.
+    /// Executes a statement and returns its rows as psql prints them; none if the statement fails.
     ///
     /// # Errors
     /// The session ended.

@@ -325,7 +325,7 @@ fn delete_objects(request: &Request, store: &mut Store) -> S3Response {
 }
 
 impl S3Response {
-    /// Builds a response with the headers that clients read of each object.
+    /// Builds a response with the headers `ETag` and `Last-Modified`, which clients expect of each object.
     fn new(status: &'static str, body: Vec<u8>) -> Self {
         let headers = format!("ETag: \"1\"\r\nLast-Modified: {}\r\n", MODIFIED[0]);
         Self {

@@ -85,10 +85,10 @@ impl SeaweedFs {
         ]
     }
 
-    /// Kills the server with SIGKILL, and waits for its end.
+    /// Kills the server with SIGKILL, and waits for its end; does nothing if it has exited and was waited for.
     ///
     /// # Errors
-    /// The server has already exited.
+    /// The server cannot be killed or waited for.
     pub fn kill(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -107,7 +107,7 @@ impl SeaweedFs {
     /// Stops the server with SIGSTOP: connections succeed, but get no response.
     ///
     /// # Errors
-    /// The server has exited.
+    /// The server has exited and was waited for.
     pub fn stop(&self) -> Result<()> {
         self.signal(Signal::SIGSTOP)
     }
@@ -115,7 +115,7 @@ impl SeaweedFs {
     /// Resumes the server by SIGCONT after [`stop`](Self::stop).
     ///
     /// # Errors
-    /// The server has exited.
+    /// The server has exited and was waited for.
     pub fn resume(&self) -> Result<()> {
         self.signal(Signal::SIGCONT)
     }

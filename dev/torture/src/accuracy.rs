@@ -21,13 +21,13 @@ struct Run {
 
 /// Runs the suite `accuracy` with one thread and with eight. Returns its figures in one line. Fails if the bias or the
 /// spread of the estimates is too far from theory.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let runs = length.pick(10, 100);
     // A few runs prove little, so the limit is wide: a failure is an error for certain.
     let max_deviations = length.pick(4.5, 3.0);
     let mut lines = Vec::new();
     for threads in [1, 8] {
-        let runs_done = run_program(threads, runs)?;
+        let runs_done = run_accuracy_program(threads, runs)?;
         ensure!(runs_done.len() == runs, "{} runs", runs_done.len());
         lines.push(format!(
             "{threads} threads: {}",
@@ -37,8 +37,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     Ok(format!("{runs} runs each, 16 KiB, {}", lines.join("; ")))
 }
 
-/// Checks the bias and the spread of the runs; `max_deviations` is the number of standard deviations that both may be
-/// off.
+/// Checks the bias and the spread of the runs, and returns them as text. Each may be off by `max_deviations` of its own
+/// standard deviations.
 fn check_runs(runs: &[Run], max_deviations: f64) -> Result<String> {
     let count = runs.len() as f64;
     let mean = |value: &dyn Fn(&Run) -> f64| runs.iter().map(value).sum::<f64>() / count;
@@ -65,8 +65,9 @@ fn check_runs(runs: &[Run], max_deviations: f64) -> Result<String> {
     Ok(summary)
 }
 
-/// Runs accuracy.c and parses its line for each run. Fails if the program fails, or prints another form.
-fn run_program(threads: usize, runs: usize) -> Result<Vec<Run>> {
+/// Runs accuracy.c, whose heap of `threads` threads memprof estimates `runs` times, and parses its line for each run.
+/// Fails if the program fails, a line is not four numbers, or a sample was lost.
+fn run_accuracy_program(threads: usize, runs: usize) -> Result<Vec<Run>> {
     let dir = tempfile::tempdir()?;
     let config = dir.path().join("accuracy.toml");
     let text = format!(

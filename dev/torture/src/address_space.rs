@@ -10,8 +10,8 @@ use super::preloaded_program::PreloadedProgram;
 const MESSAGES: [&str; 5] = ["status", "stats", "doctor", "ledger", "dump"];
 
 /// Runs the suite `space`, and returns its figures in one line. Fails if a program dies, if a reply is another error
-/// than a lack of memory, or if nothing is refused.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+/// than a lack of memory, if nothing is refused, or if the program does not answer once it has memory again.
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let rounds = length.pick(1, 10);
     let mut refused = 0;
     let mut replies = 0;
@@ -19,6 +19,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
         let mut program = PreloadedProgram::start("guest", &[])?;
         let mut open_client = program.client()?;
         send_message(&mut open_client, "status", "")?;
+        // The program limits its address space to its size, and allocates until malloc(3) fails.
         program.send_line("fill")?;
         program.expect_line("full")?;
         for message in MESSAGES {
@@ -41,6 +42,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
                     .with_context(|| format!("round {round}, {message}"))?;
             }
         }
+        // Any line lets the program lift the limit and free the blocks.
         program.send_line("")?;
         program.expect_line("done")?;
         let status = send_message(&mut program.client()?, "status", "")?;

@@ -25,10 +25,10 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs the suite `attach`, and returns its figures in one line. Fails if a program notices an attachment: a call of it
 /// fails or returns early, a value or its code changes, or it dies.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let (waits, weather) = (length.pick(5, 60), length.pick(5, 100));
     let mut stops = Vec::new();
-    let seen = attach_unnoticed(waits, &mut stops)?;
+    let seen = attach_while_waiting(waits, &mut stops)?;
     let storm = attach_under_load("weather", weather, &mut stops)?;
     let computing = length.pick(5, 200);
     let mut running = Vec::new();
@@ -77,8 +77,8 @@ struct AttachTarget {
 }
 
 impl AttachTarget {
-    /// Starts a program of `target/dist/torture` with pipes for its input and output. Its control socket is in a
-    /// directory of its own.
+    /// Starts a program of `target/dist/torture` with pipes for its input and output. Once memprof is attached, the
+    /// program's control socket is in a new directory.
     fn start(name: &str, args: &[&str]) -> Result<Self> {
         let dir = HostDir::new()?;
         let sockets = dir.path().join("run");
@@ -123,8 +123,8 @@ impl AttachTarget {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Attaches, and returns the milliseconds for which a thread was stopped, or all threads if functions of the
-    /// program were patched.
+    /// Attaches memprof, and returns for how many milliseconds it stopped a thread; for [`LINKED_PROGRAM`], in which it
+    /// patches functions, for how many it stopped all threads.
     fn attach(&self) -> Result<f64> {
         let pid = self.pid();
         let dumps = format!("dump_dir={}", self.dir.dump_dir().display());
@@ -138,7 +138,8 @@ impl AttachTarget {
         stopped.with_context(|| format!("no stopped_ms: {reply}"))
     }
 
-    /// Reads the executable mappings of the program's own file from its memory. Fails if the program has ended.
+    /// Reads the machine code of the program from its memory: the executable mappings of its own file, without
+    /// libraries. Fails if the program has ended.
     fn read_code(&self) -> Result<Vec<u8>> {
         let pid = self.pid();
         let program = std::fs::read_link(format!("/proc/{pid}/exe"))?;
@@ -159,8 +160,8 @@ impl AttachTarget {
         self.run_memprof(&["detach", &self.pid()]).map(drop)
     }
 
-    /// Sends a ping, and returns how often the program has found one of its values changed. Fails if the program has
-    /// ended, or answers after [`REPLY_TIMEOUT`].
+    /// Sends a ping, waits for the reply without a limit, and returns how often the program has found one of its values
+    /// changed. Fails if the program has ended, or if its reply took longer than [`REPLY_TIMEOUT`].
     fn ping(&mut self) -> Result<u64> {
         let start = Instant::now();
         self.input.write_all(b"ping\n").context("it is dead")?;
@@ -185,9 +186,9 @@ impl Drop for AttachTarget {
     }
 }
 
-/// Attaches to `waits.c` and detaches `times` times; no call may fail or return early. Adds the milliseconds of each
-/// stop to `stops`. Returns the number of kinds of calls.
-fn attach_unnoticed(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
+/// Attaches to `waits.c`, whose threads wait in system calls, and detaches, `times` times. Adds the milliseconds of
+/// each stop to `stops`. Returns the number of kinds of calls. Fails if one of these calls failed or returned early.
+fn attach_while_waiting(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
     let mut target = AttachTarget::start("waits", &[])?;
     let mut ready = String::new();
     target.output.read_line(&mut ready)?;
@@ -201,6 +202,7 @@ fn attach_unnoticed(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
     )?;
     let mut counts = String::new();
     target.output.read_to_string(&mut counts)?;
+    // A line has the kind of call, the number of calls, and how many ended with EINTR, early, or with another error.
     for line in counts.lines() {
         let numbers: Vec<&str> = line.split(' ').skip(2).collect();
         ensure!(numbers == ["0"; 3], "EINTR, early returns, errors: {line}");
@@ -211,7 +213,8 @@ fn attach_unnoticed(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
 }
 
 /// Attaches to `computes.c`, whose threads make no system call, and detaches, `times` times. `kind` selects what it
-/// computes. Adds the milliseconds of each stop to `stops`. Fails if one of its sums is wrong.
+/// computes. Adds the milliseconds of each stop to `stops`. Fails if the program ended, computed nothing, or computed a
+/// wrong sum.
 fn attach_while_computing(kind: &str, times: u32, stops: &mut Vec<f64>) -> Result<()> {
     let mut target = AttachTarget::start("computes", &[kind])?;
     let mut ready = String::new();
@@ -236,11 +239,11 @@ fn attach_while_computing(kind: &str, times: u32, stops: &mut Vec<f64>) -> Resul
     Ok(())
 }
 
-/// Attaches, samples and detaches `times` times while the program forks, loads libraries and handles signals. Returns a
-/// summary. Adds the milliseconds of each stop to `stops`.
+/// Attaches to the program `name`, samples it and detaches, `times` times, while it forks, loads libraries and handles
+/// signals. Adds the milliseconds of each stop to `stops`. Returns a summary.
 ///
 /// # Errors
-/// A value or the code of the program changed, or a thread of memprof remains.
+/// A value that the program checks or its code changed, or a thread of memprof remains.
 fn attach_under_load(name: &str, times: u32, stops: &mut Vec<f64>) -> Result<String> {
     let mut target = AttachTarget::start(name, &[])?;
     target.ping()?;
@@ -265,8 +268,9 @@ fn attach_under_load(name: &str, times: u32, stops: &mut Vec<f64>) -> Result<Str
     Ok("0 deaths, 0 values changed".to_owned())
 }
 
-/// Kills `memprof attach` at random moments until `times` of them were killed before their end. Returns the number that
-/// were started. Fails if a value or the code of the program changed, or the next attachment fails.
+/// Kills `memprof attach` at random moments until `times` of these commands were killed before their end. Returns the
+/// number of commands started. Fails if a value or the code of the program changed, if the attachment after a kill
+/// fails, or if nine of ten commands end before they are killed.
 fn kill_while_attaching(name: &str, times: u32) -> Result<u32> {
     let mut target = AttachTarget::start(name, &[])?;
     // The reply shows that execve(2) is over and the program runs.
@@ -300,7 +304,7 @@ fn kill_while_attaching(name: &str, times: u32) -> Result<u32> {
             .ping()
             .with_context(|| format!("after kill {killed}"))?;
         ensure!(bad == 0, "{bad} values changed");
-        // The thread that the killed one has made may still start the plugin.
+        // The thread that the killed command created in the program may still start the plugin.
         let attached = target.run_memprof(&["attach", &pid]);
         attached.with_context(|| format!("after kill {killed}"))?;
         detach_leftover(&target)?;
@@ -312,8 +316,8 @@ fn kill_while_attaching(name: &str, times: u32) -> Result<u32> {
     Ok(tries)
 }
 
-/// Detaches the plugin that a killed attachment may have left. Tries again until no thread of memprof is left, or fails
-/// after [`REPLY_TIMEOUT`].
+/// Detaches the plugin that a killed attachment may have left in the program. Runs `memprof detach` again until no
+/// thread of memprof is left; fails after [`REPLY_TIMEOUT`].
 fn detach_leftover(target: &AttachTarget) -> Result<()> {
     let start = Instant::now();
     loop {

@@ -73,7 +73,7 @@ const BOMBS: [Bomb; 6] = [
 
 /// Runs the suite `bombs`, and returns its figures in one line. Fails if a report of a bomb or of a damaged dump takes
 /// too much memory, dies, or has a wrong total without a note.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let dir = tempfile::tempdir()?;
     let size = length.pick(8 << 20, 64 << 20);
     // Once it is unpacked, a report does not depend on how the file was packed.
@@ -92,8 +92,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Reports a bomb of `size` bytes in all [`FORMATS`], and compressed in `packed_formats`. Fails unless each report
-/// succeeds, or fails by itself, within the memory limit.
+/// Writes a bomb of `size` bytes to `dir`, and reports it in all [`FORMATS`], and its gzip form in `packed_formats`. A
+/// report may fail with an error; one that panics or is killed, as it is beyond its memory limit, fails the suite.
 fn report_bomb(bomb: &Bomb, size: usize, packed_formats: &[&str], dir: &Path) -> Result<()> {
     let mut bytes = bomb.begin.to_vec();
     let mut index = 0;
@@ -114,7 +114,7 @@ fn report_bomb(bomb: &Bomb, size: usize, packed_formats: &[&str], dir: &Path) ->
             let output =
                 report_with_limit(file, format, MEMORY_FACTOR * (bytes.len() >> 10) + BASE_KIB)?;
             let stderr = String::from_utf8_lossy(&output.stderr);
-            // Success, a named failure or no data, but no panic or signal.
+            // 0 is success, 1 an error, 5 a profile without data; a panic or a signal gives another code or none.
             ensure!(
                 matches!(output.status.code(), Some(0 | 1 | 5)),
                 "{format}: {}: {stderr}",
@@ -125,7 +125,8 @@ fn report_bomb(bomb: &Bomb, size: usize, packed_formats: &[&str], dir: &Path) ->
     Ok(())
 }
 
-/// Runs `memprof report` with a limit of `limit` KiB for its data (ulimit -d). Fails only if it cannot be started.
+/// Runs `memprof report` with `limit` KiB of memory at most (`ulimit -d`), and returns its output, also if it failed.
+/// Fails only if the shell cannot be started.
 fn report_with_limit(file: &Path, format: &str, limit: usize) -> Result<Output> {
     let mut report = Command::new("bash");
     report
@@ -140,8 +141,8 @@ fn report_with_limit(file: &Path, format: &str, limit: usize) -> Result<Output> 
     report.output().context("failed to run memprof report")
 }
 
-/// Reports `count` dumps with random damage; returns the number that were refused or reported as damaged. Fails if a
-/// report of another one has another total than the whole dump.
+/// Reports `count` copies of a dump, each with random damage. Returns for how many the report failed or had a note.
+/// Fails if a report without a note has another total than that of the intact dump, or if a report panics or is killed.
 fn report_damaged_dumps(count: usize, dir: &Path) -> Result<usize> {
     let host = HostSetup::default().start()?;
     let mut client = host.client()?;
@@ -198,8 +199,8 @@ fn report_damaged_dumps(count: usize, dir: &Path) -> Result<usize> {
     Ok(damage_reported)
 }
 
-/// Dumps until a dump has samples, and returns its path. The report of an empty dump has a note, which would count as
-/// reported damage.
+/// Dumps until a dump has samples, for [`SAMPLE_TIMEOUT`] at most, and returns its path. The report of an empty dump
+/// has a note, which would count as reported damage.
 fn dump_with_samples(client: &mut Client) -> Result<String> {
     let start = Instant::now();
     loop {

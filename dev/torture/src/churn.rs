@@ -16,7 +16,7 @@ const MAX_GROWTH: f64 = (128 << 20) as f64;
 
 /// Runs the suite `churn`, and returns its figures in one line. Fails if the estimate is too far off, if a sample is
 /// lost, or if the program's memory grows too much.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let seconds = length.pick(10, 600);
     let dir = tempfile::tempdir()?;
     let config = dir.path().join("churn.toml");

@@ -29,7 +29,7 @@ const KINDS: [(&str, SlowClient); 4] = [
     ("half a head", send_half_head),
     ("half a body", send_half_body),
     ("drip", send_byte_by_byte),
-    ("reads nothing", never_read),
+    ("reads nothing", request_without_reading),
 ];
 
 /// Requests of the prompt client.
@@ -40,8 +40,8 @@ const PROBES: [&str; 3] = [
 ];
 
 /// Runs the suite `clients` with each kind of slow client, and with all at once. Returns its figures in one line. Fails
-/// if the server dies, refuses too many requests of the other client, or takes too much memory.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+/// if the server dies, refuses too many requests of a client that reads at once, or takes too much memory.
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let time = length.pick(Duration::from_secs(4), Duration::from_secs(60));
     // The short form has few requests, beside other tests: the host may be too busy for dumps to 64 clients that do not
     // read them within the 10 s that a request waits.
@@ -71,8 +71,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Runs slow clients of these kinds for a time, and probes the server meanwhile. Returns the figures as text. Fails if
-/// more than `max_refused_percent` of the probes are refused.
+/// Runs [`CLIENTS`] slow clients of each of these kinds. Once all have connected, sends [`PROBES`] from a prompt client
+/// for a time. Returns the figures as text. Fails if more than `max_refused_percent` of the probes are refused.
 fn run_clients(
     server: &Server,
     kinds: &[(&str, SlowClient)],
@@ -95,7 +95,7 @@ fn run_clients(
         while connections.load(Relaxed) < kinds.len() * CLIENTS {
             testkit::pause();
         }
-        let result = probe_for(time, address);
+        let result = send_probes_for(time, address);
         is_over.store(true, Relaxed);
         let (answered, probes, slowest) = result?;
         ensure!(
@@ -111,9 +111,9 @@ fn run_clients(
     })
 }
 
-/// Sends the probes for a time; returns how many were answered, their number and the slowest response. Fails if a
-/// response is neither 200 nor 503, by which an overloaded server refuses.
-fn probe_for(time: Duration, address: &str) -> Result<(usize, usize, Duration)> {
+/// Sends [`PROBES`] in turn for a time. Returns how many got status 200, how many were sent, and the time of the
+/// slowest response. Fails if a status is neither 200 nor 503, by which an overloaded server refuses.
+fn send_probes_for(time: Duration, address: &str) -> Result<(usize, usize, Duration)> {
     let (mut answered, mut probes, mut slowest) = (0, 0, Duration::ZERO);
     let end = Instant::now() + time;
     while Instant::now() < end {
@@ -129,8 +129,8 @@ fn probe_for(time: Duration, address: &str) -> Result<(usize, usize, Duration)> 
     Ok((answered, probes, slowest))
 }
 
-/// Sends a request, reads the whole response and returns its status. Fails if the server sends nothing for
-/// [`RESPONSE_TIMEOUT`].
+/// Sends a request, reads the whole response and returns its status code: the second word of its first line, or an
+/// empty text. Fails if the server sends nothing for [`RESPONSE_TIMEOUT`].
 fn request_status(address: &str, request: &str) -> Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
@@ -179,7 +179,8 @@ fn send_half_head(stream: &mut TcpStream, _: &dyn Fn() -> bool) -> std::io::Resu
     stream.write_all(b"GET /api/v1/status HTTP/1.1\r\nHost: local")
 }
 
-/// Sends the head of a request with a body of 67 MB, and at most half of that body. Stops when `is_over` returns true.
+/// Sends the head of a request with a body of 67 MB, and at most half of that body. Stops when `is_over` returns true;
+/// fails if the server reads nothing for 500 ms, or closes the connection.
 fn send_half_body(stream: &mut TcpStream, is_over: &dyn Fn() -> bool) -> std::io::Result<()> {
     let head = "POST /debug/prof/mem/symbol HTTP/1.1\r\nHost: localhost\r\nContent-Length: 67000000\r\n\r\n";
     stream.write_all(head.as_bytes())?;
@@ -211,6 +212,6 @@ fn send_byte_by_byte(stream: &mut TcpStream, is_over: &dyn Fn() -> bool) -> std:
 }
 
 /// Requests a response that is larger than the kernel's socket buffers, and does not read it.
-fn never_read(stream: &mut TcpStream, _: &dyn Fn() -> bool) -> std::io::Result<()> {
+fn request_without_reading(stream: &mut TcpStream, _: &dyn Fn() -> bool) -> std::io::Result<()> {
     stream.write_all(b"GET /pprof/heap HTTP/1.1\r\nHost: localhost\r\n\r\n")
 }

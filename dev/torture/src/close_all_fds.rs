@@ -13,7 +13,7 @@ const CLIENTS: usize = 3;
 
 /// Runs the suite `closefrom`, and returns its figures in one line. Fails if memprof touches a socket of the program,
 /// or does not serve again.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let rounds = length.pick(5, 50);
     for round in 0..rounds {
         check_foreign_descriptors().with_context(|| format!("round {round}"))?;
@@ -24,7 +24,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Lets a program close all descriptors and open sockets. Checks that memprof does not touch these, and serves again.
+/// Lets a program close all descriptors, memprof's included, and open sockets that get the same numbers. Checks that
+/// memprof neither reads nor writes these sockets, and accepts connections again within [`REPLY_TIMEOUT`].
 fn check_foreign_descriptors() -> Result<()> {
     let mut program = PreloadedProgram::start("guest", &[])?;
     let mut clients = Vec::new();
@@ -35,7 +36,7 @@ fn check_foreign_descriptors() -> Result<()> {
     }
     program.send_line("closefrom")?;
     program.expect_line("done")?;
-    // Each message wakes a thread whose socket the program has closed.
+    // Each message wakes a thread of memprof whose socket the program has closed, so there need not be a reply.
     for client in &mut clients {
         drop(send_message(client, "status", ""));
     }
@@ -51,6 +52,7 @@ fn check_foreign_descriptors() -> Result<()> {
             "the program accepts no connection again"
         );
     }
+    // The program counts its sockets whose unread bytes are not those that it wrote.
     program.send_line("look")?;
     program.expect_line("0 harmed")?;
     program.expect_line("done")

@@ -22,7 +22,7 @@ const MAX_PAUSE: Duration = Duration::from_millis(700);
 
 /// Runs the suite `disk`, and returns its figures in one line. Only root can freeze a file system; for other users
 /// there is no case. Fails if a dump is damaged, or if the host allocates nothing for too long.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     if !geteuid().is_root() {
         eprintln!("not root: no file system can be frozen");
         return Ok("0 cases".to_owned());
@@ -66,8 +66,9 @@ enum FreezeMoment {
     While,
 }
 
-/// Freezes the disk for a time, and dumps. Returns the longest time without an allocation. Fails unless the dump waits
-/// for the disk, then succeeds, and a status is answered meanwhile.
+/// Freezes the disk for a time before or during a dump. Returns the longest time in which the host allocated nothing.
+/// Fails if the dump fails, or if the host answers no status while the dump waits for the disk. A dump must wait if the
+/// disk was frozen before it; otherwise it may have ended before the freeze.
 fn dump_while_frozen(
     host: &StressHost,
     disk: &Disk,
@@ -118,7 +119,8 @@ fn is_dumping(host: &StressHost) -> Result<bool> {
     Ok(false)
 }
 
-/// Returns the longest time in which the host allocated nothing, out of a period of length `time`.
+/// Returns the longest time in which the host allocated nothing, within the next `time`, which this function waits.
+/// Reads the host's counter of allocations every 2 ms.
 fn measure_longest_pause(host: &StressHost, time: Duration) -> Result<Duration> {
     let start = Instant::now();
     let (mut last, mut since) = (host.counters()?.allocations, start);
@@ -152,7 +154,7 @@ impl Disk {
         )?;
         let disk = Self(mount_point.to_owned());
         run_command(Command::new("chmod").arg("0700").arg(mount_point))?;
-        // The scan of the dump directory would report it as a bad file.
+        // mkfs.ext4 creates this directory, which the scan of the dump directory would report as a bad file.
         fs::remove_dir(mount_point.join("lost+found"))?;
         Ok(disk)
     }

@@ -15,7 +15,8 @@ pub(super) struct DumpDirContents {
     pub(super) bad: Vec<PathBuf>,
 }
 
-/// Checks every file of a directory; a missing directory is empty. Fails if a file cannot be read.
+/// Counts the complete dumps of a directory, and lists all other files; a missing directory counts as empty. Fails if a
+/// file cannot be read.
 pub(super) fn scan_dump_dir(directory: &Path) -> Result<DumpDirContents> {
     let mut contents = DumpDirContents::default();
     if !directory.exists() {
@@ -32,7 +33,8 @@ pub(super) fn scan_dump_dir(directory: &Path) -> Result<DumpDirContents> {
     Ok(contents)
 }
 
-/// Whether a file is a dump with mode 0600, its first line, its mappings and its last comment.
+/// Whether a file is a whole dump that only its owner can read: a visible `.heap` file of mode 0600, with the first
+/// line of jemalloc's or gperftools' format, the mappings, and the comment that memprof writes last.
 pub(super) fn is_complete_dump(path: &Path) -> Result<bool> {
     let text = fs::read(path).with_context(|| path.display().to_string())?;
     let text = String::from_utf8_lossy(&text);

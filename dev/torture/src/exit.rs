@@ -18,9 +18,9 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(5 + 10);
 
 const CONFIG: &str = "[[watch]]\nat_exit = true\n";
 
-/// Ends programs in a signal handler that interrupted malloc, ten at a time. Fails if one hangs, or if none wrote its
-/// dump.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+/// Runs the suite `exit`: ends programs in a signal handler that interrupted malloc, ten at a time, and returns the
+/// figures in one line. Fails if a program hangs, or if none of them wrote its dump.
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let mut exits = Vec::new();
     for _ in 0..length.pick(1, 10) {
         let round: Result<Vec<Exit>> = thread::scope(|scope| {
@@ -34,14 +34,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
         });
         exits.extend(round?);
     }
-    let dumped = exits
-        .iter()
-        .filter(|exit_in_malloc| exit_in_malloc.is_dumped)
-        .count();
-    let longest = exits
-        .iter()
-        .map(|exit_in_malloc| exit_in_malloc.elapsed)
-        .max();
+    let dumped = exits.iter().filter(|exit| exit.is_dumped).count();
+    let longest = exits.iter().map(|exit| exit.elapsed).max();
     ensure!(dumped > 0, "no exit was dumped");
     Ok(format!(
         "{} exits inside malloc: {dumped} with a dump, 0 hangs, the longest took {:.1} s",
@@ -56,8 +50,8 @@ struct Exit {
     is_dumped: bool,
 }
 
-/// Lets a program exit inside malloc. Fails if it does not end with success within [`EXIT_TIMEOUT`], or leaves its
-/// socket.
+/// Starts a program under memprof, and lets it exit in a signal handler that interrupted malloc. Fails if the program
+/// does not end with success within [`EXIT_TIMEOUT`], or if its control socket is left.
 fn exit_in_malloc() -> Result<Exit> {
     let dir = tempfile::tempdir()?;
     let (config, dumps) = (dir.path().join("config"), dir.path().join("dumps"));

@@ -17,11 +17,11 @@ mod nats;
 
 use fixture::FleetFixture;
 pub(crate) use fixture::dump_json;
-pub(super) use machines::run as run_machines;
+pub(super) use machines::run_machines;
 use nats::Nats;
 
 /// Runs the suite `fleet`, and returns its figures in one line. Fails if a store lacks a dump, or has one twice.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     // Both wait most of the time, so they run in parallel.
     let [kill_agents, stop_servers] = thread::scope(|scope| {
         let runs =
@@ -31,15 +31,17 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     Ok(format!("{}; {}", kill_agents?, stop_servers?))
 }
 
-/// Kills agents again and again while writes to the store fail. Checks that the store then has each dump once.
+/// Kills agents again and again while writes to the store fail, then lets one agent empty the spool (its directory of
+/// profiles that wait). Returns the figures as text. Fails unless the store then has each dump once.
 fn kill_agents_often(length: SuiteLength) -> Result<String> {
     let s3 = S3::start()?;
-    let fleet = FleetFixture::on_s3(s3.environment())?;
+    let fleet = FleetFixture::with_s3_store(s3.environment())?;
     let nats = Nats::start_debian_package(&fleet)?;
     let mut dumped = Vec::new();
     let kills = length.pick(20, 200);
     for kill in 0..kills {
         dumped.push(fleet.add_dump(kill)?);
+        // The next two writes fail; the divisor 7 pairs each fault with different ones.
         let fault = WriteFault::ALL[kill as usize % WriteFault::ALL.len()];
         s3.set_faults(&[
             fault,
@@ -68,11 +70,13 @@ fn kill_agents_often(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Kills and stops the store and the NATS server while an agent runs. Checks that the store then has each dump once.
+/// While an agent runs, kills the store and starts it again, stops it by SIGSTOP and resumes it, and does the former
+/// with the NATS server. Returns the figures as text. Fails unless the store has each dump once, before and after
+/// compaction.
 fn stop_servers_often(length: SuiteLength) -> Result<String> {
     let time = Duration::from_secs(length.pick(2, 30));
     let mut store = SeaweedFs::start()?;
-    let fleet = FleetFixture::on_s3(store.environment())?;
+    let fleet = FleetFixture::with_s3_store(store.environment())?;
     let mut dumped = Vec::new();
     for nats in &[Nats::start_newest_release, Nats::start_debian_package][..length.pick(1, 2)] {
         let mut nats = nats(&fleet)?;

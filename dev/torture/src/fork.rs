@@ -25,14 +25,14 @@ const ALLOCATORS: [(&str, &[(&str, &str)]); 2] = [
 ];
 
 /// Runs the suite `fork`, and returns its figures in one line. Fails if a child fails or hangs.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let under_load = fork_under_load(length)?;
     let starts = fork_during_start(length)?;
     Ok(format!("{under_load}; {starts}"))
 }
 
-/// Runs forker.c, which forks while its threads allocate, with each allocator. Returns the figures; fails unless each
-/// child succeeds.
+/// Runs forker.c, which forks while its threads allocate, with each allocator. Returns the figures as text. Fails
+/// unless the program prints `exit 0` for each child.
 fn fork_under_load(length: SuiteLength) -> Result<String> {
     let children = length.pick(20, 200);
     for (name, env) in ALLOCATORS {
@@ -72,7 +72,8 @@ const STARTS: [(&str, &str); 4] = [
     ("libjemalloc.so.2", "filtered"),
 ];
 
-/// Runs beginner.c, which forks while the plugin starts. Returns the figures; fails unless each child succeeds.
+/// Runs beginner.c, which forks while the plugin starts, a few times in each way of [`STARTS`]. Returns the figures as
+/// text. Fails if a child does not exit with 0.
 fn fork_during_start(length: SuiteLength) -> Result<String> {
     let programs = length.pick(3, 100);
     let dir = HostDir::new()?;

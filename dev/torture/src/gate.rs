@@ -29,13 +29,13 @@ struct Program {
 const PROGRAMS: &[Program] = &[
     Program {
         name: "C++",
-        command: |dir| compile("c++", "growth.cc", dir),
+        command: |dir| compile_fixture("c++", "growth.cc", dir),
         records: 40,
         long_records: 4000,
     },
     Program {
         name: "Rust",
-        command: |dir| compile("rustc", "growth.rs", dir),
+        command: |dir| compile_fixture("rustc", "growth.rs", dir),
         records: 40,
         long_records: 8000,
     },
@@ -61,7 +61,7 @@ fn source_path(name: &str) -> PathBuf {
 }
 
 /// Compiles a fixture to `dir`, optimized and with debug information. Returns the command that executes it.
-fn compile(compiler: &str, name: &str, dir: &Path) -> Result<Vec<PathBuf>> {
+fn compile_fixture(compiler: &str, name: &str, dir: &Path) -> Result<Vec<PathBuf>> {
     let built = dir.join(name).with_extension("");
     let optimized = if compiler == "rustc" { "-O" } else { "-O2" };
     let mut command = Command::new(compiler);
@@ -72,7 +72,7 @@ fn compile(compiler: &str, name: &str, dir: &Path) -> Result<Vec<PathBuf>> {
 
 /// Runs the suite `gate` with each program, and returns its figures in one line. Fails if too little growth is
 /// detected, or if there are too many false alarms.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let runs = length.pick(2, 100);
     let lines = PROGRAMS
         .iter()
@@ -80,8 +80,9 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     Ok(lines.collect::<Result<Vec<_>>>()?.join("; "))
 }
 
-/// Measures the rates of detection and of false alarms, and the cost, of `memprof test` with one program. Returns them
-/// as text. Fails if one of the rates is beyond its limit.
+/// Measures how often `memprof test` of one program detects growth and raises a false alarm, and how much longer it
+/// takes than the program alone. Returns the figures as text. Fails if one of the rates is beyond its limit, or if
+/// `memprof test` fails.
 fn check_program(program: &Program, runs: u32, length: SuiteLength) -> Result<String> {
     let dir = tempfile::tempdir()?;
     let command = (program.command)(dir.path())?;
@@ -98,6 +99,7 @@ fn check_program(program: &Program, runs: u32, length: SuiteLength) -> Result<St
             .status()?;
         status.code().context("memprof test was killed")
     };
+    // 0 means that the program stays within its budget, 7 that it exceeds it.
     let exit_code_rate = |records: u32, expected: i32| -> Result<f64> {
         let mut matches = 0;
         for _ in 0..runs {
@@ -113,8 +115,9 @@ fn check_program(program: &Program, runs: u32, length: SuiteLength) -> Result<St
         program.name
     );
     let false_alarm_rate = exit_code_rate(program.records, 7)?;
+    // 5 % more records than the budget was made with.
     let detection_rate = exit_code_rate(program.records * 21 / 20, 7)?;
-    let ratio = time_ratio(program, &command, &gate, length)?;
+    let ratio = measure_time_ratio(program, &command, &gate, length)?;
     let summary = format!(
         "{}: {:.0} % detected, {:.0} % false alarms, {ratio:.2} x the time",
         program.name,
@@ -128,10 +131,10 @@ fn check_program(program: &Program, runs: u32, length: SuiteLength) -> Result<St
     Ok(summary)
 }
 
-/// Returns the run time of `memprof test` divided by that of the command alone, for a run of some seconds. `gate` runs
-/// `memprof test` with options and a number of records. Each time is the minimum of the rounds, in which both
-/// alternate.
-fn time_ratio(
+/// Returns the run time of `memprof test` divided by that of the command alone; long suites use runs of some seconds.
+/// `gate` runs `memprof test` with options and a number of records. Each time is the minimum of several rounds, in
+/// which both run in turn.
+fn measure_time_ratio(
     program: &Program,
     command: &[PathBuf],
     gate: &impl Fn(&[&str], u32) -> Result<i32>,
@@ -147,6 +150,7 @@ fn time_ratio(
         run_to_end(Command::new(first).args(rest).arg(records.to_string()))?;
         bare = bare.min(start.elapsed());
         let start = Instant::now();
+        // The budget is for fewer records, so the exit code may say that it is exceeded.
         gate(&[], records)?;
         gated = gated.min(start.elapsed());
     }

@@ -65,7 +65,7 @@ impl Default for HostSetup {
 }
 
 impl HostSetup {
-    /// A host with the options of `stress_host.c` in `options`, separated by blanks.
+    /// Returns the setup of a host with these options of `stress_host.c`, separated by blanks.
     pub(super) fn with_options(options: &str) -> Self {
         Self {
             options: options.split(' ').map(str::to_owned).collect(),
@@ -143,8 +143,8 @@ pub(super) struct Counters {
 }
 
 impl StressHost {
-    /// Waits until the host says that it is ready, and collects its later log lines on a thread. Fails if the host ends
-    /// before.
+    /// Waits, without a limit, until the host writes `ready` to its standard error. Collects the log lines before it,
+    /// and the later ones on a thread. Fails if the host ends before it is ready.
     fn wait_until_ready(&mut self, stderr: ChildStderr) -> Result<()> {
         let mut lines = BufReader::new(stderr).lines();
         loop {
@@ -184,7 +184,7 @@ impl StressHost {
         format!("its log ends with:\n{}", lines.join("\n"))
     }
 
-    /// Connects; a reply that takes longer than [`REPLY_TIMEOUT`] is an error.
+    /// Connects to the host's control socket; a reply that takes longer than [`REPLY_TIMEOUT`] is an error.
     pub(super) fn client(&self) -> Result<Client> {
         connect(&self.dir().socket_path())
     }
@@ -320,7 +320,8 @@ pub(super) fn connect(socket: &Path) -> Result<Client> {
     Ok(client)
 }
 
-/// Sends `dump` and returns the reply's body, which is a success or a named error. Fails if there is no reply.
+/// Lets the host write a heap profile by the message `dump`, and returns the reply's body, which is a success or a
+/// named error. Fails if there is no reply.
 pub(super) fn dump(client: &mut Client) -> Result<Value> {
     send_message(client, "dump", "")
 }

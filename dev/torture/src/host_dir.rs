@@ -42,16 +42,18 @@ impl HostDir {
         self.path().join("counters")
     }
 
-    /// Creates a root directory for chroot(2) without /proc, in which the dump directory's path is a directory too.
+    /// Creates a root directory for chroot(2), and returns its path. It has no /proc, but a dump directory at the
+    /// absolute path that the dump directory has outside.
     pub(super) fn create_root_without_proc(&self) -> Result<PathBuf> {
         create_private_dir(&self.dump_dir_in_root())?;
         Ok(self.path().join("root"))
     }
 
-    /// Path of the dump directory of a host that has changed its root to that of `create_root_without_proc`: the host
-    /// writes to the absolute path of the dump directory, which then lies below the new root.
+    /// Path, as seen from outside, of the dump directory of a host that has called chroot(2): the path of the new root,
+    /// then the absolute path of the dump directory.
     pub(super) fn dump_dir_in_root(&self) -> PathBuf {
         let mut path = self.path().join("root").into_os_string();
+        // `Path::join` would replace the root's path by the absolute one.
         path.push(self.dump_dir());
         path.into()
     }
@@ -63,7 +65,7 @@ impl HostDir {
     }
 }
 
-/// Creates a directory with mode 0700, and its parents if they are missing.
+/// Creates a directory and its missing parents with mode 0700. A directory that exists keeps its mode.
 pub(super) fn create_private_dir(directory: &Path) -> Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o700);

@@ -70,10 +70,10 @@ struct Tally {
 
 /// Runs the suite `inject`, and returns its figures in one line. Fails if the host dies, if a dump is incomplete, or if
 /// an error names no errno.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let mut host = HostSetup::with_options("allocate=2").start()?;
     let mut client = host.client()?;
-    // The suite needs a profile that does not change.
+    // The dumps need a profile with many stacks, which then does not change.
     while dump(&mut client)?["stacks"].as_u64().context("stacks")? < 100 {}
     send_message(&mut client, "deactivate", "")?;
     let calls = trace_dump(&host)?;
@@ -104,7 +104,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Names of the system calls that the dumper thread makes for one dump, in order, without those in [`NOT_INJECTED`].
+/// Dumps once under strace(1). Returns the names of the system calls that the thread for dumps makes, in order, without
+/// those in [`NOT_INJECTED`].
 fn trace_dump(host: &StressHost) -> Result<Vec<String>> {
     let tracer = Tracer::attach(host.thread_id("memprof-dumper")?, &[])?;
     let reply = dump(&mut host.client()?)?;
@@ -149,8 +150,9 @@ fn faults_for_calls(calls: &[String]) -> Vec<Fault> {
     faults
 }
 
-/// Dumps with a fault, and counts the result. Fails if the host dies, leaves a bad file, reports success without a
-/// whole dump or failure with a new one, or names no errno in its error.
+/// Dumps while strace(1) injects a fault into the thread for dumps, and counts the result if the fault occurred. Fails
+/// if the host dies, leaves a bad file, reports success without a whole dump or failure with a new one, or names no
+/// errno in its error.
 fn dump_with_fault(host: &mut StressHost, fault: &Fault, tally: &mut Tally) -> Result<()> {
     let directory = host.dir().dump_dir();
     let before = scan_dump_dir(&directory)?;

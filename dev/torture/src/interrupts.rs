@@ -80,7 +80,7 @@ struct Tally {
 
 /// Runs the suite `interrupts`, and returns its figures in one line. Fails if a command leaves something in its target
 /// process, or if that process does not answer.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let times = length.pick(12, 200);
     let mut tally = Tally::default();
     for command in &COMMANDS {
@@ -110,8 +110,8 @@ impl fmt::Display for InterruptedCommand {
 }
 
 impl InterruptedCommand {
-    /// Interrupts the command `times` times, after random delays within its usual run time. Fails as
-    /// [`interrupt`](Self::interrupt) does.
+    /// Interrupts the command `times` times, after random delays within its usual run time, and counts that in `tally`.
+    /// Fails as [`interrupt`](Self::interrupt) does.
     fn interrupt_often(&self, times: u32, tally: &mut Tally) -> Result<()> {
         let mut target = PlantedProgram::start("")?;
         let start = Instant::now();
@@ -131,9 +131,10 @@ impl InterruptedCommand {
         Ok(())
     }
 
-    /// Starts the command on a process, with `temporary` as directory of its temporary files.
+    /// Starts the command on a process, in a process group of its own, with `temporary` as the directory of its
+    /// temporary files.
     fn start(&self, target: &PlantedProgram, temporary: &Path) -> Result<Child> {
-        // This program may have been started with ignored signals.
+        // This program may have been started with ignored signals, which its children inherit.
         let mut command = Command::new("env");
         command.arg("--default-signal=INT,TERM,HUP");
         command.arg(dist_dir().join("bin/memprof")).args(self.args);
@@ -144,10 +145,10 @@ impl InterruptedCommand {
         Ok(command.spawn()?)
     }
 
-    /// Runs the command and sends a signal after `delay`. If the command attaches, SIGKILL is followed by `detach`.
-    /// Returns the time from the end of the command until the process was as before. Fails if that is longer than
-    /// [`CLEAN_TIMEOUT`], if the command ends otherwise than by the signal or as usual, or if it leaves a file after a
-    /// signal other than SIGKILL.
+    /// Runs the command and sends a signal after `delay`. After SIGKILL to a command that attaches, also runs
+    /// `memprof detach`. Returns the time from the end of the command until its target process was as before. Fails if
+    /// that is longer than [`CLEAN_TIMEOUT`], if the command ends neither by the signal nor as usual, or if it leaves a
+    /// file after a signal other than SIGKILL.
     fn interrupt(
         &self,
         target: &mut PlantedProgram,
@@ -215,7 +216,8 @@ fn find_leftover(pid: u32) -> Result<Option<String>> {
     Ok(is_traced.then(|| format!("it is traced: {status}")))
 }
 
-/// Removes the plugin that a killed recording may have left in the process. Tries again until [`CLEAN_TIMEOUT`].
+/// Removes the plugin that a killed recording may have left in the process. Runs `memprof detach` until it succeeds or
+/// nothing of memprof is left; fails after [`CLEAN_TIMEOUT`].
 fn detach_with_retries(pid: u32) -> Result<()> {
     let start = Instant::now();
     loop {
@@ -252,7 +254,7 @@ fn wait_for_lease() -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Whether `memprof status` says that a process is sampled.
+/// Whether `memprof status` says that a process is sampled; false if the process does not answer yet.
 fn is_sampled(pid: u32) -> Result<bool> {
     let mut command = Command::new(dist_dir().join("bin/memprof"));
     let output = command

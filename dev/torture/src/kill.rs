@@ -30,7 +30,7 @@ struct KillSetup {
 
 /// Runs the suite `kill`, and returns its figures in one line. Fails if a killed host leaves an incomplete dump or a
 /// socket, or if the next one takes too long to serve.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let kills = length.pick(10, 200);
     let dir = HostDir::new()?;
     let (mut last, slowest) = kill_often(
@@ -72,9 +72,9 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Starts hosts and kills each while it dumps, `kills` times. Then starts one more, which must dump. Fails if a killed
-/// host leaves a bad file that may not remain, or if any bad file is left after the last dump. Returns the last host,
-/// and the longest time from a start to the first reply.
+/// Starts `kills` hosts one after the other in one directory, and kills each while it dumps. Then starts one more,
+/// which must dump. Returns this last host, and the longest time from a start to the first reply. Fails if a killed
+/// host leaves a bad file that may not remain, or if a bad file is left after the last dump.
 fn kill_often(kills: u32, setup: KillSetup) -> Result<(StressHost, Duration)> {
     let KillSetup {
         mut dir,

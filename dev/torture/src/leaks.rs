@@ -29,9 +29,9 @@ const MIN_FOUND_PER_1000: u64 = 999;
 /// copy does not get, so only the objects outside that heap are checked.
 const LEAK_FREE_SERVERS: [&str; 5] = ["redis", "memcached", "nginx worker", "mariadb", "node"];
 
-/// Runs the suite `leaks`, and returns its figures in one line. Fails if too few planted leaks are found, if a leak is
-/// reported that is none, or if a program does not answer afterwards.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+/// Runs the suite `leaks`, and returns its figures in one line. Fails if too few planted leaks are found, if something
+/// else is reported as a leak, or if a program does not answer afterwards.
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let (rounds, times, kills) = (length.pick(1, 50), length.pick(1, 50), length.pick(6, 100));
     let mut stops = Vec::new();
     let (mut found, mut planted) = (0, 0);
@@ -163,8 +163,8 @@ fn prove_leaks(pid: u32, stops: &mut Vec<f64>) -> Result<Value> {
     Ok(reply)
 }
 
-/// Counts the planted objects in a reply. `planted` has the size and the number of each kind. Fails if the reply has
-/// others.
+/// Counts the planted objects in a reply of `memprof leaks`. `planted` has the size and the number of each kind. Fails
+/// if the reply has other objects, or more of a size than were planted.
 fn count_found_planted(reply: &Value, planted: &[(u64, u64)]) -> Result<u64> {
     let mut found: BTreeMap<u64, u64> = BTreeMap::new();
     for group in reply["leaked"]["by"].as_array().context("no groups")? {
@@ -186,8 +186,8 @@ fn count_found_planted(reply: &Value, planted: &[(u64, u64)]) -> Result<u64> {
     Ok(found.into_values().sum())
 }
 
-/// Runs `memprof leaks --prove` `times` times, and `work` meanwhile, which loads the process. Fails if a leak is
-/// reported. Adds the milliseconds of each stop to `stops`.
+/// Runs `memprof leaks --prove` `times` times on a process. Meanwhile calls `work` repeatedly, which gives the process
+/// something to do. Adds the milliseconds of each stop to `stops`. Fails if a leak is reported, or if `work` fails.
 fn check_no_leaks(
     pid: u32,
     times: usize,
@@ -208,8 +208,9 @@ fn check_no_leaks(
     Ok(())
 }
 
-/// Kills `memprof leaks` `kills` times at random moments of a proof. Returns how often it had already ended. A proof
-/// after the last kill must find the planted objects, and no others.
+/// Starts `memprof leaks --prove` `kills` times, and kills it at a random moment of its work. Returns how often it had
+/// ended before the kill. Fails if the program does not answer after a kill, or if a last proof finds other objects
+/// than the planted ones.
 fn kill_while_proving(kills: usize) -> Result<usize> {
     let mut target = PlantedProgram::start("")?;
     let start = Instant::now();
@@ -219,6 +220,7 @@ fn kill_while_proving(kills: usize) -> Result<usize> {
     for _ in 0..kills {
         let mut tool = leaks_command(target.pid());
         let mut tool = tool.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        // Each `RandomState` has new random keys, so the hash of 0 is a random number.
         let delay = proof_time.mul_f64(RandomState::new().hash_one(0) as f64 / u64::MAX as f64);
         let start = Instant::now();
         while start.elapsed() < delay && tool.try_wait()?.is_none() {

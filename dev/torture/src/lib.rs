@@ -75,37 +75,37 @@ type Suite = (&'static str, fn(SuiteLength) -> Result<String>);
 
 /// All suites; those that take longest come first.
 const SUITES: &[Suite] = &[
-    ("zoo", zoo::run),
-    ("hostile", hostile::run),
-    ("bombs", bombs::run),
-    ("fleet", fleet::run),
+    ("zoo", zoo::run_suite),
+    ("hostile", hostile::run_suite),
+    ("bombs", bombs::run_suite),
+    ("fleet", fleet::run_suite),
     ("machines", fleet::run_machines),
-    ("clients", clients::run),
-    ("leaks", leaks::run),
-    ("storm", message_storm::run),
-    ("stall", slow_disk::run),
-    ("memory", memory::run),
-    ("disk", disk::run),
-    ("seccomp", seccomp::run),
-    ("inject", inject::run),
-    ("kill", kill::run),
-    ("hosts", hosts::run),
-    ("paths", paths::run),
-    ("resources", resources::run),
-    ("tls", tls::run),
-    ("space", address_space::run),
-    ("privileges", privileges::run),
-    ("exit", exit::run),
-    ("closefrom", close_all_fds::run),
-    ("fork", fork::run),
-    ("attach", attach::run),
-    ("interrupts", interrupts::run),
-    ("sampler", sampler::run),
-    ("accuracy", accuracy::run),
-    ("churn", churn::run),
-    ("gate", gate::run),
-    ("servers", servers::run),
-    ("unwind", unwind::run),
+    ("clients", clients::run_suite),
+    ("leaks", leaks::run_suite),
+    ("storm", message_storm::run_suite),
+    ("stall", slow_disk::run_suite),
+    ("memory", memory::run_suite),
+    ("disk", disk::run_suite),
+    ("seccomp", seccomp::run_suite),
+    ("inject", inject::run_suite),
+    ("kill", kill::run_suite),
+    ("hosts", hosts::run_suite),
+    ("paths", paths::run_suite),
+    ("resources", resources::run_suite),
+    ("tls", tls::run_suite),
+    ("space", address_space::run_suite),
+    ("privileges", privileges::run_suite),
+    ("exit", exit::run_suite),
+    ("closefrom", close_all_fds::run_suite),
+    ("fork", fork::run_suite),
+    ("attach", attach::run_suite),
+    ("interrupts", interrupts::run_suite),
+    ("sampler", sampler::run_suite),
+    ("accuracy", accuracy::run_suite),
+    ("churn", churn::run_suite),
+    ("gate", gate::run_suite),
+    ("servers", servers::run_suite),
+    ("unwind", unwind::run_suite),
 ];
 
 /// Runs all suites or one, by the arguments `[SUITE] [--short]`.
@@ -130,12 +130,13 @@ pub fn run(args: &[&str]) -> Result<()> {
     }
 }
 
-/// Suites that run at the same time. Most of them wait for other processes, and all must bear the load of the tests, beside
-/// which CI runs them.
+/// Suites that run at the same time. Most of them wait for other processes, and all must bear the load of the tests,
+/// beside which CI runs them.
 const LANES: usize = 2;
 
-/// Builds the programs of torture, runs the suites, and fails if one of them failed. What `cargo xtask build` builds
-/// must be there, and the library of the suite `unwind`.
+/// Installs missing Debian packages, builds the programs of torture, and runs the suites, [`LANES`] at a time. Fails
+/// with the names of the suites that failed. The caller has already built memprof itself and the library that the suite
+/// `unwind` preloads.
 fn run_suites(length: SuiteLength, suites: &[Suite]) -> Result<()> {
     packages::ensure_installed(packages::TEST)?;
     programs::build_all()?;
@@ -158,7 +159,8 @@ fn run_suites(length: SuiteLength, suites: &[Suite]) -> Result<()> {
     Ok(())
 }
 
-/// Runs a suite, prints its line with the time it took, and returns whether it passed. A suite that panics fails alone.
+/// Runs a suite, prints its line with the time it took, and returns whether it passed. A panic counts as a failure of
+/// this suite only.
 fn run_suite(length: SuiteLength, (name, run): &Suite) -> bool {
     let start = Instant::now();
     let result = catch_unwind(|| run(length)).unwrap_or_else(|_| Err(anyhow!("it panicked")));

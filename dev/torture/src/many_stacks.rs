@@ -24,10 +24,11 @@ pub struct ManyStacks {
 }
 
 impl ManyStacks {
-    /// Starts the program with live blocks from `stacks` stacks; its socket and its dumps are in `dir`.
+    /// Compiles and starts the program with live blocks from `stacks` stacks, and waits until it has them and its
+    /// control socket is open. The socket and the dumps are in `dir`; dumps of an earlier start there are removed.
     ///
     /// # Errors
-    /// The compiler or the start fails.
+    /// The compiler or the start fails, or the socket does not open within 10 seconds.
     pub fn start(dir: &Path, stacks: usize) -> Result<Self> {
         let program = dir.join("many_stacks");
         let source = project_root().join("dev/torture/src/many_stacks.c");
@@ -88,10 +89,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server for this host only. `args` are further arguments of `memprof serve`.
+    /// Starts a server for this host only, and waits until it prints its address. `args` are further arguments of
+    /// `memprof serve`.
     ///
     /// # Errors
-    /// The start fails.
+    /// The server cannot be started, or its first line has no address.
     pub fn start(host: &ManyStacks, args: &[&str]) -> Result<Self> {
         let mut child = KillOnDrop(
             Command::new(dist_dir().join("bin/memprof"))

@@ -33,7 +33,7 @@ struct Tally {
 
 /// Runs the suite `memory`, and returns its figures in one line; without a memory cgroup, runs no case. Fails if the
 /// host dies, or if a refusal does not name the cause.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let Some(group) = MemoryCgroup::create() else {
         eprintln!("no memory cgroup can be created here");
         return Ok("0 cases".to_owned());
@@ -96,7 +96,7 @@ fn start_host(
     .start()
 }
 
-/// Counts a dump by its reply, and fails if the reply does not name the cause.
+/// Counts a dump by its reply as complete, refused or aborted. Fails if an error does not name ENOMEM as its cause.
 fn count_reply(reply: &Value, tally: &mut Tally) -> Result<()> {
     let message = reply["error"]["message"].as_str();
     match message {
@@ -120,7 +120,8 @@ fn count_reply(reply: &Value, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Fetches a kept dump. Fails if the cgroup then uses 2 MiB more, or if the size is wrong.
+/// Fetches a kept dump; `dump` is the reply that announced it. Fails if the cgroup then uses 2 MiB more, or if the size
+/// is not the announced one.
 fn check_fetch(client: &mut Client, group: &MemoryCgroup, dump: &Value) -> Result<()> {
     let id = format!("id={}", dump["id"].as_str().context("id")?);
     let before = group.usage()?;
@@ -135,8 +136,8 @@ fn check_fetch(client: &mut Client, group: &MemoryCgroup, dump: &Value) -> Resul
     Ok(())
 }
 
-/// Dumps, and lowers the limit as soon as the dump's memfd exists, after the host has estimated its memory. Returns the
-/// reply; `headroom` is in bytes.
+/// Requests a dump, and returns the reply. Once the dump's memfd exists, which the host creates after it has estimated
+/// the memory that it needs, limits the cgroup to `headroom` bytes more than it uses.
 fn dump_with_falling_limit(
     host: &StressHost,
     group: &MemoryCgroup,

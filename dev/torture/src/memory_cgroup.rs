@@ -38,7 +38,8 @@ const VERSION_2: Files = Files {
 };
 
 impl MemoryCgroup {
-    /// Creates a cgroup; `None` if this process may not, or the kernel accounts no memory.
+    /// Creates a cgroup of version 1 or, where there is none, of version 2. `None` if this process may not, or the
+    /// kernel accounts no memory.
     pub(super) fn create() -> Option<Self> {
         let name = format!("memprof-torture-{}", std::process::id());
         let roots = [
@@ -54,7 +55,7 @@ impl MemoryCgroup {
         })
     }
 
-    /// Words to put before a command, so that a shell moves itself into the cgroup and then executes the command there.
+    /// Arguments to put before a command: a shell that moves itself into the cgroup and then executes the command.
     pub(super) fn wrapper(&self) -> Vec<String> {
         let enter = format!(
             "echo $$ > {}/cgroup.procs && exec \"$@\"",

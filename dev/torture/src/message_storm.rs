@@ -38,7 +38,7 @@ const MAX_ROUNDS: u32 = 20;
 
 /// Runs the suite `storm`, and returns its figures in one line. Fails if the host hangs or fails, if a dump is
 /// incomplete, or if there are too few dumps.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let time = length.pick(Duration::from_secs(3), Duration::from_secs(20));
     let mut host = HostSetup {
         program: "stress_host_static",
@@ -100,12 +100,13 @@ impl Add for ClientStats {
     }
 }
 
-/// Sends messages from all clients in parallel for `time`. Fails if one of them gets an error other than `busy`.
+/// Sends messages from all clients in parallel for `time`, and returns the sum of their counts. Fails if a client gets
+/// an error other than `busy`.
 fn send_messages(time: Duration, socket: &Path) -> Result<ClientStats> {
     let end = Instant::now() + time;
     thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS)
-            .map(|number| scope.spawn(move || send_until(end, socket, number)))
+            .map(|number| scope.spawn(move || send_messages_until(end, socket, number)))
             .collect();
         clients
             .into_iter()
@@ -115,9 +116,10 @@ fn send_messages(time: Duration, socket: &Path) -> Result<ClientStats> {
     })
 }
 
-/// Sends one message after the other until `end`. `number` is that of the client, which begins with another message
-/// than the others. Connects again when it is evicted. Fails on every error but `busy`.
-fn send_until(end: Instant, socket: &Path, number: usize) -> Result<ClientStats> {
+/// Sends one message after the other as one client until `end`, and counts them. The client's `number` selects its
+/// first message, so that the clients do not send the same one at a time. Connects again if the host closes the
+/// connection in favour of another client's. Fails on every error but `busy`, or if a dump is incomplete.
+fn send_messages_until(end: Instant, socket: &Path, number: usize) -> Result<ClientStats> {
     let mut client = connect(socket)?;
     let mut stats = ClientStats::default();
     for message in MESSAGES.iter().cycle().skip(number) {
@@ -141,8 +143,8 @@ fn send_until(end: Instant, socket: &Path, number: usize) -> Result<ClientStats>
     Ok(stats)
 }
 
-/// Number of a reply's dumps that still exist. Fails if one of them is incomplete, or if the reply does not have
-/// [`JEMALLOCS`] of them.
+/// Counts the dumps of a reply that still exist; the host deletes old ones. Fails if one of them is incomplete, or if
+/// the reply does not have one for each of the [`JEMALLOCS`].
 fn count_complete_dumps(reply: &Value) -> Result<u64> {
     let dumps = reply["dumps"].as_array().context("dumps")?;
     ensure!(dumps.len() as u64 == JEMALLOCS, "{reply}");

@@ -67,7 +67,7 @@ const ARGUMENTS: [(&str, &str); 9] = [
 
 /// Runs the suite `paths`, which has one length, and returns its figures in one line. Fails if a message reads or
 /// changes a file outside of the dump directory, or if one of the attacks is accepted.
-pub(super) fn run(_: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(_: SuiteLength) -> Result<String> {
     let host = HostSetup::default().start()?;
     let mut client = host.client()?;
     let id = dump(&mut client)?["id"]
@@ -132,12 +132,12 @@ pub(super) fn run(_: SuiteLength) -> Result<String> {
 /// Creates a link to a file in `outside`, a FIFO, a directory and a link to /proc in the dump directory, with the
 /// names of dumps. Returns their paths.
 fn create_foreign_files(dumps: &Path, outside: &Path) -> Result<Vec<std::path::PathBuf>> {
-    let dir = |id: &str| dumps.join(format!("{id}.heap"));
-    symlink(outside.join("secret"), dir(LINK))?;
-    mkfifo(&dir(FIFO), Mode::S_IRUSR | Mode::S_IWUSR)?;
-    fs::create_dir(dir(DIRECTORY))?;
-    symlink("/proc/self/environ", dir(PROC_LINK))?;
-    Ok([LINK, FIFO, DIRECTORY, PROC_LINK].map(dir).to_vec())
+    let path = |id: &str| dumps.join(format!("{id}.heap"));
+    symlink(outside.join("secret"), path(LINK))?;
+    mkfifo(&path(FIFO), Mode::S_IRUSR | Mode::S_IWUSR)?;
+    fs::create_dir(path(DIRECTORY))?;
+    symlink("/proc/self/environ", path(PROC_LINK))?;
+    Ok([LINK, FIFO, DIRECTORY, PROC_LINK].map(path).to_vec())
 }
 
 /// Reads every file of a directory: its content and its modification time in seconds, by its name.

@@ -82,7 +82,7 @@ impl PreloadedProgram {
         self.dir.path().join("run").join(name)
     }
 
-    /// Connects; a reply that takes longer than [`REPLY_TIMEOUT`] is an error.
+    /// Connects to the control socket; a reply that takes longer than [`REPLY_TIMEOUT`] is an error.
     pub(super) fn client(&self) -> Result<Client> {
         connect(&self.socket())
     }

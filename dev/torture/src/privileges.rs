@@ -21,7 +21,7 @@ const PROGRAMS: [&[&str]; 4] = [
 
 /// Runs the suite `privileges`, and returns its figures in one line; users other than root have no privileges to drop.
 /// Fails if memprof's threads keep a privilege, or if a message gets no reply.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     if !geteuid().is_root() {
         return Ok("not root: nothing to give up".to_owned());
     }
@@ -66,8 +66,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Checks that every thread has the main thread's users, and that threads of memprof that serve messages have no
-/// capability that the main thread lacks.
+/// Checks that every thread of a process has the user ids of its main thread, and that the threads of memprof that
+/// serve messages have no permitted capability that the main thread lacks.
 fn check_credentials(pid: u32) -> Result<()> {
     let main_thread = Credentials::read(pid, pid)?;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -97,7 +97,8 @@ struct Credentials {
 }
 
 impl Credentials {
-    /// Reads the users and capabilities of a thread, given by `task`, from its status in /proc.
+    /// Reads the name, the user ids and the permitted capabilities of the thread `task` from its status in /proc. Fails
+    /// if the thread has exited.
     fn read(pid: u32, task: u32) -> Result<Self> {
         let path = format!("/proc/{pid}/task/{task}/status");
         let status = fs::read_to_string(&path).context(path)?;

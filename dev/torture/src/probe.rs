@@ -45,7 +45,8 @@ impl Report {
     }
 }
 
-/// Preloads jemalloc and the probe into a command. The probe appends its report to the file `report`.
+/// Preloads jemalloc and the probe into a command. `lg_sample` is the binary logarithm of the sample interval in bytes.
+/// The probe appends its report to the file `report`.
 pub fn preload(command: &mut Command, mode: WalkMode, lg_sample: u32, report: &Path) {
     let probe = dist_dir().join("torture/unwind_probe.so");
     command
@@ -61,8 +62,8 @@ pub fn preload(command: &mut Command, mode: WalkMode, lg_sample: u32, report: &P
         .env("UNWIND_PROBE_REPORT", report);
 }
 
-/// Runs `command` with the probe until it exits, and returns the report of `program`, which is the command or one that
-/// it starts.
+/// Runs `command` with the probe until it exits, and returns the report of the process whose name is `program`: the
+/// command, or one that it starts. `lg_sample` is the binary logarithm of the sample interval in bytes.
 ///
 /// # Errors
 /// The command fails, or the program wrote no report.
@@ -86,10 +87,10 @@ fn check_exit(status: ExitStatus, stderr: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Reads the report of `program` from a file of reports.
+/// Reads the first report of `program` from a file with a JSON object in each line.
 ///
 /// # Errors
-/// The file has no report of the program.
+/// The file is missing, has no report of the program, or is no list of reports.
 pub fn read_report(reports: &PathBuf, program: &str) -> Result<Report> {
     let text = fs::read_to_string(reports).context("no program left a report")?;
     for line in text.lines() {

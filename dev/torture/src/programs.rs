@@ -6,7 +6,8 @@ use xtask::dist::{self, host_library_path, host_link_args, host_link_args_with_j
 /// KiB of thread-local variables in the programs for the suite `tls`.
 pub(crate) const TLS_SIZES: [u32; 6] = [64, 220, 232, 256, 1024, 4096];
 
-/// Builds the programs and libraries of all suites, into `target/dist/torture`.
+/// Builds the programs and libraries of all suites, into `target/dist/torture`. The library for hosts in C must be
+/// built.
 pub(crate) fn build_all() -> Result<()> {
     build_stress_host()?;
     let library = host_library_path()?;
@@ -80,7 +81,8 @@ pub(crate) fn tls_host_name(kib: u32) -> String {
     format!("stress_host_tls_{kib}")
 }
 
-/// Compiles a C source of this directory, with options, to the file `target` of `target/dist`.
+/// Compiles `source`, a path in `dev/torture/src`, with these options of the compiler, to the file `target` of
+/// `target/dist`.
 fn compile(source: &str, target: &str, options: &[&str]) -> Result<()> {
     dist::compile("cc", &format!("dev/torture/src/{source}"), target, options)
 }

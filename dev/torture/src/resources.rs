@@ -42,7 +42,7 @@ const CASES_OF_ROOT: &[Case] = &[
 
 /// Runs the suite `resources`, and returns its figures in one line; users other than root run fewer cases. Fails if a
 /// host dies, writes a bad dump, or does not name the cause of an error.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let mut tally = Tally::default();
     let cases_of_root = if geteuid().is_root() {
         CASES_OF_ROOT
@@ -61,8 +61,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Dumps once, and returns whether the dump succeeded; false also if it ran out of memory. Counts it in `tally`. Fails
-/// if the dump's error is another one, and does not contain `expected`.
+/// Dumps once, counts the result in `tally`, and returns whether the dump succeeded. The dump may fail because the host
+/// has no memory for the request, or with an error whose message contains `expected`; another error is a failure.
 fn dump_or_fail_with(expected: &str, client: &mut Client, tally: &mut Tally) -> Result<bool> {
     let reply = match dump(client) {
         Err(error) if is_out_of_memory(&error) => {
@@ -92,7 +92,8 @@ fn dump_successfully(client: &mut Client, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the host replies on a new connection, and that its dump directory has no bad files.
+/// Checks that the host replies on a new connection, that no dump is running, and that its dump directory has no bad
+/// files.
 fn check_host_and_dumps(host: &mut StressHost, directory: &Path) -> Result<()> {
     host.check_alive()?;
     let status = send_message(&mut host.client()?, "status", "")?;
@@ -251,7 +252,7 @@ fn check_uid_drop(_: SuiteLength, tally: &mut Tally) -> Result<()> {
 }
 
 /// Dumps, and connects, while the host may create no more threads. Fails unless a dump on an open connection succeeds,
-/// and a new connection gets an error that says so.
+/// and a new connection gets the error that there is no thread for it.
 fn check_thread_limit(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let dir = HostDir::new()?;
     dir.make_searchable()?;
@@ -263,7 +264,7 @@ fn check_thread_limit(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     dump_successfully(&mut client, tally).context("before the limit")?;
     host.set_limit("--nproc=0:1000")?;
     dump_successfully(&mut client, tally).context("on an open connection")?;
-    // A connection without a thread gets a reply. Threads of earlier connections may serve the first ones.
+    // A connection without a thread is refused with a reply. Threads of earlier connections may serve the first ones.
     let mut served = Vec::new();
     let refused = loop {
         ensure!(served.len() < 8, "threads beyond the limit");

@@ -32,7 +32,7 @@ const MESSAGES: [&str; 5] = ["dump", "status", "reset", "ledger", "deactivate"];
 
 /// Runs the suite `sampler` with each allocator, and returns its figures in one line. Fails if a message fails, if a
 /// slot is not restored, or if a sample is lost.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let cycles = length.pick(60, 1000);
     let (mut dumps, mut reloads, mut forks, mut slots) = (0, 0, 0, 0);
     for (name, env) in ALLOCATORS {
@@ -76,7 +76,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Activates sampling, sends a message and deactivates sampling. Fails if one of the replies is an error.
+/// Activates sampling, sends the message whose turn it is in this cycle, and deactivates sampling. Fails if sampling is
+/// not active after the first step, if the message fails, or if there is no reply to the last step.
 fn run_cycle(client: &mut Client, cycle: usize) -> Result<()> {
     let active = send_message(client, "activate", ACTIVATE_ARGS)?;
     ensure!(active["profiling"] == "active", "{active}");

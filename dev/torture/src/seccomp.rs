@@ -49,7 +49,7 @@ const MESSAGES: &[&str] = &[
 
 /// Runs the suite `seccomp`, which has one length, and returns its figures in one line. Fails if a host is killed, or
 /// if an error does not name the forbidden call.
-pub(super) fn run(_: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(_: SuiteLength) -> Result<String> {
     let mut dumps = 0;
     for (name, number) in FORBIDDEN.iter().chain(UNUSED) {
         let refused = send_all_messages(*number).context(*name)?;

@@ -19,18 +19,19 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// Reads the slots of all files that a process maps from their start.
+    /// Reads the GOT slots of all ELF objects that a process has mapped.
     pub(super) fn read(pid: u32) -> Result<Self> {
         Self::read_permanent(pid, |_| true)
     }
 
-    /// Reads the slots of the ELF objects for which `is_permanent` is true. Others may be unloaded, or not be linked
-    /// yet, while they are read. Fails if fewer than three objects are found.
+    /// Reads the GOT slots of the mapped ELF objects for whose path `is_permanent` returns true. Other objects may be
+    /// unloaded, or not be linked yet, while their slots are read. Fails if fewer than three objects are found.
     pub(super) fn read_permanent(pid: u32, is_permanent: impl Fn(&str) -> bool) -> Result<Self> {
         let memory = File::open(format!("/proc/{pid}/mem"))?;
         let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
         let mut slots = Self::default();
         for line in maps.lines() {
+            // Range, permissions, offset in the file, device, inode, path (proc_pid_maps(5)).
             let words: Vec<&str> = line.split_ascii_whitespace().collect();
             let [range, _, offset, _, _, path] = words[..] else {
                 continue;
@@ -76,8 +77,9 @@ impl Slots {
         self.words.values().map(Vec::len).sum()
     }
 
-    /// Fails unless the slots have the values of `before`, as far as that has the object, and no slot holds an address
-    /// of the plugin. A slot that pointed into its own object was lazy, so the dynamic loader may have filled it since.
+    /// Fails if a slot holds an address of the plugin, or another value than in `before`. Slots of objects that
+    /// `before` lacks have no earlier value. A slot that pointed into its own object may have any value now, because it
+    /// was lazy: the dynamic loader fills it at the first call.
     pub(super) fn check_equal(&self, before: &Self) -> Result<()> {
         let plugin = |path: &str| path.contains("memory_profile.so") || path.contains("memfd:");
         let plugin_ranges: Vec<&Range<u64>> = self

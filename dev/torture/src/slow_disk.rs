@@ -15,21 +15,21 @@ const SYNCS: u32 = 2;
 
 /// Runs the suite `stall`, and returns its figures in one line. Fails if the host allocates, forks or replies too
 /// slowly while a dump waits for the disk, or if the dump fails or was not stalled.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let stall = length.pick(Duration::from_secs(2), Duration::from_secs(10));
     // In CI, tests share the cores; the rate of a host that waits would fall to zero.
     let least_rate = length.pick(0.2, 0.9);
     let slowest_fork = length.pick(Duration::from_millis(500), Duration::from_millis(100));
     let host = HostSetup::with_options("allocate=8 fork=1").start()?;
     dump(&mut host.client()?)?;
-    let (usual, _) = measure(&host, || {
+    let (usual, _) = measure_allocation_rate(&host, || {
         thread::sleep(stall / 2);
         Ok(())
     })?;
 
     let delay = format!("inject=fsync:delay_enter={}", (stall / SYNCS).as_micros());
     let tracer = Tracer::attach(host.thread_id("memprof-dumper")?, &["-e", &delay])?;
-    let (rate, after) = measure(&host, || {
+    let (rate, after) = measure_allocation_rate(&host, || {
         thread::scope(|scope| {
             let reply = scope.spawn(|| dump(&mut host.client()?));
             let answered = poll_status(&host, || !reply.is_finished());
@@ -63,8 +63,11 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Returns the allocations per second while `work` runs, and the counters after it.
-fn measure(host: &StressHost, work: impl FnOnce() -> Result<()>) -> Result<(f64, Counters)> {
+/// Runs `work`. Returns the host's allocations per second meanwhile, and its counters afterwards.
+fn measure_allocation_rate(
+    host: &StressHost,
+    work: impl FnOnce() -> Result<()>,
+) -> Result<(f64, Counters)> {
     let (before, start) = (host.counters()?, Instant::now());
     work()?;
     let elapsed = start.elapsed();
@@ -73,12 +76,12 @@ fn measure(host: &StressHost, work: impl FnOnce() -> Result<()>) -> Result<(f64,
     Ok((allocations as f64 / elapsed.as_secs_f64(), after))
 }
 
-/// Requests the status again and again while `running` returns true, during a dump. Fails if a reply takes longer than
-/// a second, or if no reply says that the host is busy.
-fn poll_status(host: &StressHost, running: impl Fn() -> bool) -> Result<()> {
+/// Requests the status every 50 ms while `is_dump_running` returns true. Fails if a reply
+/// takes longer than a second, or if no reply says that the host is busy with a dump.
+fn poll_status(host: &StressHost, is_dump_running: impl Fn() -> bool) -> Result<()> {
     let mut client = host.client()?;
     let mut seen_busy = false;
-    while running() {
+    while is_dump_running() {
         let start = Instant::now();
         let status = send_message(&mut client, "status", "")?;
         seen_busy |= status["busy"] == true;

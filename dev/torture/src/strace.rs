@@ -17,8 +17,8 @@ pub(super) struct Tracer {
 }
 
 impl Tracer {
-    /// Attaches to the thread `id` with additional options, and waits until it is attached. Fails, with strace's text,
-    /// if it cannot attach.
+    /// Attaches strace with additional options to the thread that has this id in the kernel, and waits until it is
+    /// attached. Fails, with strace's text, if it cannot attach.
     pub(super) fn attach(id: u32, options: &[&str]) -> Result<Self> {
         let output = NamedTempFile::new()?;
         let mut child = Command::new("strace")

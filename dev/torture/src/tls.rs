@@ -32,7 +32,7 @@ const MESSAGES: [(&str, &str); 18] = [
 ];
 
 /// Runs the suite `tls`, and returns its figures in one line. Fails if a program dies, or if a message fails.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let sizes = length.pick(&TLS_SIZES[2..], &TLS_SIZES[..]);
     for size in sizes {
         let mut program = PreloadedProgram::start(&tls_program_name(*size), &[])?;
@@ -54,8 +54,8 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Sends all messages, and fetches the dump if there is one. Fails if an error is another than that a message is
-/// unsupported.
+/// Sends all messages, and fetches the dump. Fails if there is no dump, or if a reply is an error other than that the
+/// message is unsupported.
 fn send_all_messages(client: &mut Client) -> Result<()> {
     for (message, args) in MESSAGES {
         let reply = send_message(client, message, args).with_context(|| message.to_owned())?;

@@ -52,7 +52,8 @@ const ALLOWED_SYMBOLS: &[&str] = &[
     "anon.",
 ];
 
-/// Fails if the library of the walk needs a symbol that begins with none of [`ALLOWED_SYMBOLS`].
+/// Fails if the library of the stack walk needs a symbol that begins with none of [`ALLOWED_SYMBOLS`]: the walk runs
+/// inside malloc, so it must not call functions that may allocate or lock.
 fn check_undefined_symbols() -> Result<()> {
     let library = project_root().join("target/debug/libmemprof_unwind.rlib");
     let mut nm = Command::new("nm");
@@ -69,14 +70,14 @@ fn check_undefined_symbols() -> Result<()> {
 
 /// Runs the suite `unwind`, and returns its figures in one line. Fails if a program crashes, if the two walkers find
 /// different frames in a case that both must walk, or if no walk met a wild frame pointer.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     check_undefined_symbols()?;
     let rounds = length.pick(ROUNDS.0, ROUNDS.1);
     let (mut cases, mut stacks, mut cut) = (0, 0, 0);
     for program in ["hazards", "hazards_without_hdr"] {
         for _ in 0..rounds {
             for case in EQUAL_CASES {
-                let report = compare_walks(program, case, WalkMode::Compared)?;
+                let report = run_hazard(program, case, WalkMode::Compared)?;
                 ensure!(
                     report.compared > 0 && report.agreed == report.compared,
                     "{program} {case}: {}: {report:?}",
@@ -90,7 +91,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
                     "wild_frame_pointers" => WalkMode::Allocator,
                     _ => WalkMode::Compared,
                 };
-                cut += compare_walks(program, case, mode)?.cut;
+                cut += run_hazard(program, case, mode)?.cut;
                 cases += 1;
             }
         }
@@ -101,8 +102,9 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Runs a case of hazards.c with the probe. Fails if the program crashes.
-fn compare_walks(program: &str, case: &str, mode: WalkMode) -> Result<probe::Report> {
+/// Runs a case of hazards.c with the preloaded probe, which walks each sampled stack as `mode` says, and returns the
+/// probe's report. Fails if the program crashes.
+fn run_hazard(program: &str, case: &str, mode: WalkMode) -> Result<probe::Report> {
     let mut command = Command::new(dist_dir().join("torture").join(program));
     command
         .arg(case)

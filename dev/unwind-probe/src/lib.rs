@@ -97,8 +97,8 @@ extern "C" fn unwind_probe_samples() -> u64 {
     SAMPLES.load(Relaxed) + HOOKS[0].counts().samples
 }
 
-/// Makes jemalloc call the walker of this mode. `None` if the program has no jemalloc with the control
-/// [`WALKER_CONTROL`].
+/// Makes jemalloc call the walker of this mode. The first call stores jemalloc's own walker. `None` if the program has
+/// no jemalloc with the control [`WALKER_CONTROL`].
 fn install_walker(mode: WalkMode) -> Option<()> {
     let mallctl = find_symbol(c"mallctl")?;
     // SAFETY: jemalloc.3 gives the function of this name this type.
@@ -110,6 +110,7 @@ fn install_walker(mode: WalkMode) -> Option<()> {
     SAMPLES.fetch_add(HOOKS[0].counts().samples, Relaxed);
     // Meanwhile jemalloc calls its own walker: no new sample enters the hook while `arm` resets it.
     exchange_walker(mallctl, Some(count_and_walk as *const () as usize))?;
+    // How many of the first samples both walkers walk.
     let to_compare = match mode {
         WalkMode::Compared => u64::MAX,
         _ => 1,
@@ -165,6 +166,7 @@ extern "C" fn prepare_at_start() {
     };
     // SAFETY: dlfcn.h of glibc gives the function of this name this type.
     let find = unsafe { mem::transmute::<*mut c_void, FindObject>(find) };
+    // AT_RANDOM points into the topmost page of the main thread's stack.
     // SAFETY: getauxval(3) reads a constant of this process.
     let top = unsafe { libc::getauxval(libc::AT_RANDOM) };
     prepare_walks(find, top as usize);

@@ -97,9 +97,9 @@ fn join_thread<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// Builds everything that the later steps run, and returns the test binaries. Meanwhile packs the crates of the SDK and
-/// builds the packed ones, in another target directory: at times, each build has a single crate to compile, which keeps
-/// one processor busy.
+/// Builds everything that the later steps run, and returns the test binaries. Meanwhile packs the crates of the SDK,
+/// and builds the packed ones in another target directory. The two builds run at the same time because each has phases
+/// with a single crate to compile, which keeps only one processor busy.
 fn build_everything() -> Result<Vec<TestBinary>> {
     dist::build_all(Profile::Dev)?;
     dist::build_unwind_probe(Profile::Dev)?;

@@ -155,9 +155,9 @@ pub fn build_programs<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> Resu
     run(&mut command)
 }
 
-/// Copies a built file to its place in `target/dist`.
-fn install_artifact((_, built, place): &BuiltArtifact, profile: Profile) -> Result<()> {
-    install_file(&built_dir(profile).join(built), &dist_dir().join(place))
+/// Copies a file that cargo has built with this profile to its path in `target/dist`.
+fn install_artifact((_, built, path): &BuiltArtifact, profile: Profile) -> Result<()> {
+    install_file(&built_dir(profile).join(built), &dist_dir().join(path))
 }
 
 /// Builds cargo packages, with no other features than they request themselves.
@@ -194,8 +194,8 @@ pub fn host_link_args(host_library: &str) -> [&str; 4] {
     [host_library, "-lpthread", "-ldl", "-lm"]
 }
 
-/// Like [`host_link_args`], but with a jemalloc whose symbols are not exported (no -rdynamic): only the symbol table has
-/// them.
+/// Returns the linker arguments of [`host_link_args`], and those that link jemalloc statically. The program does not
+/// export jemalloc's symbols (no -rdynamic): only its symbol table has them.
 pub fn host_link_args_with_jemalloc(host_library: &str) -> [&str; 6] {
     [
         host_library,
@@ -257,9 +257,9 @@ const PLUGIN_LINK_ARGS: &[&str] = &[
     "-Wl,-z,nodelete,-Bsymbolic",
 ];
 
-/// Compiles one file of C or C++ into `place` below [`dist_dir`], with warnings as errors.
-pub fn compile(compiler: &str, source: &str, place: &str, options: &[&str]) -> Result<()> {
-    let target = dist_dir().join(place);
+/// Compiles one file of C or C++ to the path `to` below [`dist_dir`], with warnings as errors.
+pub fn compile(compiler: &str, source: &str, to: &str, options: &[&str]) -> Result<()> {
+    let target = dist_dir().join(to);
     let fresh = fresh_path(&target);
     create_parent_dir(&target)?;
     let mut command = Command::new(compiler);

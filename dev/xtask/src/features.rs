@@ -24,8 +24,9 @@ pub(crate) fn check_features() -> Result<()> {
     Ok(())
 }
 
-/// Returns the features of a manifest to check alone, and "" for a build without any. Leaves out `default`; the only
-/// feature of a crate, because clippy checks it in the whole workspace; and "" if `default` is empty.
+/// Returns the features of a manifest to check alone, and "" for a build without any feature. Leaves out `default`; the
+/// feature of a crate that has only one, which clippy checks in the whole workspace; and "" if `default` is empty,
+/// because usual builds have no feature then. Empty if the crate has no features.
 fn features_to_check(manifest: &str) -> Vec<&str> {
     let lines = manifest.lines().skip_while(|line| *line != "[features]");
     let lines = lines.skip(1).take_while(|line| !line.starts_with('['));

@@ -67,8 +67,8 @@ fn built_command(program: &str, args: &[&str]) -> Command {
     command
 }
 
-/// Builds and runs bench; with the crates that memprof is compared with if the arguments name the part `peers`, or no
-/// part.
+/// Builds bench for release, and runs it. If the arguments name the part `peers` or no part, also builds the crates
+/// with which that part compares memprof.
 fn run_bench(args: &[&str]) -> anyhow::Result<()> {
     let mut command = cargo_command(&["run", "--release", "--quiet", "--package=bench"]);
     if args.contains(&"peers") || args.iter().all(|arg| arg.starts_with("--")) {
@@ -89,8 +89,8 @@ fn build_and_run_fuzz() -> anyhow::Result<()> {
     fuzz::replay_seeds()
 }
 
-/// Measures how cost grows, by the cases of growth that the arguments select. If they are at most `--check`, also by
-/// the part `scale` of bench, which builds for release, and which alone gets `--check`.
+/// Measures how cost grows, by the cases of the program growth that the arguments select. Without arguments, or with
+/// only `--check`, runs the part `scale` of bench before. Only this part gets `--check`.
 fn run_scale(args: &[&str]) -> anyhow::Result<()> {
     let (check, args): (Vec<&str>, Vec<&str>) = args.iter().partition(|arg| **arg == "--check");
     if args.is_empty() {
@@ -99,6 +99,8 @@ fn run_scale(args: &[&str]) -> anyhow::Result<()> {
     run_cases("growth", &args)
 }
 
+/// Runs the command that the arguments name. Exits with 2, and prints the usage, if they name none, and with 1 if the
+/// command fails.
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();

@@ -223,14 +223,15 @@ impl Processes {
                 let time =
                     begin + index * PROFILE_INTERVAL + self.random.below(MAX_DELAY as usize) as i64;
                 self.simulate_until_next_profile(number);
-                let text = self.profile_json(number, machine, time, index == 0)?;
+                let text = self.build_profile_json(number, machine, time, index == 0)?;
                 fs::write(spool.join(format!("{time:015}.{number}.json")), text)?;
             }
         }
         Ok(())
     }
 
-    /// Simulates what a process allocates and frees from one profile to the next. `process` is its index.
+    /// Changes the memory of the stacks of a process as if it allocated and freed from one profile to the next.
+    /// `process` is its index.
     fn simulate_until_next_profile(&mut self, process: usize) {
         let mut levels = std::mem::take(&mut self.processes[process].levels);
         let (service, build) = (
@@ -267,7 +268,7 @@ impl Processes {
     /// Returns a profile of a process in the format of the spool, and adds it to the totals. `time` is in milliseconds
     /// since 1970. Only the first profile of an hour (`is_first`) names the functions of the stacks, because the store
     /// keeps them once.
-    fn profile_json(
+    fn build_profile_json(
         &mut self,
         number: usize,
         machine: usize,
@@ -320,7 +321,7 @@ impl Processes {
     }
 
     /// Name of the service with this index, and the ids of its old and new build.
-    pub(super) fn builds(&self, service: usize) -> (&str, [&str; 2]) {
+    pub(super) fn service_and_builds(&self, service: usize) -> (&str, [&str; 2]) {
         let Service { name, builds, .. } = &self.services[service];
         (name, [&builds[0], &builds[1]])
     }

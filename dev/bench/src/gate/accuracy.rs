@@ -19,13 +19,13 @@ const RECORDS: [&str; 2] = ["40", "42"];
 
 /// Records in how many of `RUNS` runs the gate catches 5 % more memory, and in how many it raises a false alarm,
 /// against a budget that `--update` has just written.
-pub(super) fn measure(
+pub(super) fn measure_detection(
     language: &str,
     command: &[&str],
     directory: &Path,
     measurements: &mut Measurements,
 ) -> Result<()> {
-    // Its tolerance of 50 % would hide the growth.
+    // The budget of the timed runs has a tolerance of 50 %, which would hide the growth.
     fs::remove_file(budget_file(directory))?;
     let command_with = |options: &[&str], records: &str| {
         let command = [command, &[records][..]].concat();
@@ -46,7 +46,8 @@ pub(super) fn measure(
     measurements.record(&alarms, count_broken(same)? as f64, "")
 }
 
-/// Runs `memprof test` and returns whether it exits with 7, the code of a broken budget.
+/// Runs `memprof test` and returns whether it exits with 7, the code of a broken budget. Fails if it exits with neither
+/// 7 nor 0.
 fn breaks_budget(gate_command: &mut Command) -> Result<bool> {
     match gate_command.status()?.code() {
         Some(0) => Ok(false),

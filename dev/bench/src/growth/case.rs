@@ -76,8 +76,7 @@ impl GrowthCase {
         Ok(file.case)
     }
 
-    /// The three sizes: [`FACTORS`] times the case's smallest size, or with `is_short` the smallest one of the short
-    /// form.
+    /// Returns the three sizes: [`FACTORS`] times the smallest size, which is `short_size` if `is_short`, else `size`.
     pub(crate) fn sizes(&self, is_short: bool) -> [u64; 3] {
         let smallest = if is_short { self.short_size } else { self.size };
         FACTORS.map(|factor| factor * smallest)

@@ -12,8 +12,8 @@ const FUNCTIONS: u64 = 20_000;
 /// Address of the first function, and bytes of each.
 const CODE: (u64, u64) = (0x40_0000, 0xc00);
 
-/// Writes a `heap_v2` dump with a number of stacks, which share their callers as those of a real program do. A tenth of
-/// them depend on `seed`; the others are in every dump.
+/// Writes a `heap_v2` dump of `stacks` stacks, which share their callers as those of a real program do. A tenth of the
+/// stacks depend on `seed`; the others are the same in every dump.
 pub(crate) fn write_dump(stacks: u64, seed: u64, out: &mut dyn Write) -> io::Result<()> {
     let objects = 3 * stacks;
     let totals = format!("{objects}: {} [0: 0]", objects * 4096);
@@ -22,10 +22,13 @@ pub(crate) fn write_dump(stacks: u64, seed: u64, out: &mut dyn Write) -> io::Res
         let is_own = stack.is_multiple_of(10);
         let number = stack + if is_own { seed * stacks } else { 0 };
         write!(out, "@")?;
-        for frame in 0..DEPTH.0 + mix(stack) % (DEPTH.1 + 1) {
+        // Each octal digit of the number selects a callee of the function that the higher digits select. So stacks
+        // whose numbers have the same higher digits share their callers.
+        for frame in 0..DEPTH.0 + hash_number(stack) % (DEPTH.1 + 1) {
             let caller = number >> (DIGIT * (frame + 1));
             let callee = number >> (DIGIT * frame) & 7;
-            let function = (mix(caller) + callee) % FUNCTIONS;
+            let function = (hash_number(caller) + callee) % FUNCTIONS;
+            // A return address is behind the function's start.
             write!(out, " {:#x}", CODE.0 + function * CODE.1 + 1)?;
         }
         writeln!(out, "\n  t*: 3: 12288 [0: 0]\n  t0: 3: 12288 [0: 0]")?;
@@ -38,9 +41,8 @@ pub(crate) fn write_dump(stacks: u64, seed: u64, out: &mut dyn Write) -> io::Res
     )
 }
 
-/// Returns a number without a visible pattern, always the same one for the same `number`. It has 32 bits, so that a
-/// digit can be added.
-fn mix(number: u64) -> u64 {
+/// Returns a hash of a number by two rounds like those of `SplitMix64`. It has 32 bits, so that a digit can be added.
+fn hash_number(number: u64) -> u64 {
     let mixed = (number ^ number >> 31).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed >> 32

@@ -4,19 +4,20 @@
 /// cost does not depend on the size: other processes and the machine change counts that much.
 const FLAT: f64 = 0.25;
 
-/// Exponent of three counts at the sizes ×1, ×4 and ×16. What every size costs alike, such as the start of the program,
-/// does not count: the exponent is that of the differences. 0 if the counts hardly differ.
+/// Returns the exponent of three counts at the sizes ×1, ×4 and ×16. It is that of the differences between the counts,
+/// in which a constant cost, such as the program's start, drops out. 0 if the counts hardly differ.
 pub(crate) fn count_exponent(counts: [u64; 3]) -> f64 {
     let [first, second, third] = counts;
     let (less, more) = (second.saturating_sub(first), third.saturating_sub(second));
     if (less + more) as f64 <= FLAT * first as f64 {
         return 0.0;
     }
+    // The first difference is of 3 units of size, the second of 12.
     (more as f64 / less.max(1) as f64).log(4.0)
 }
 
-/// Exponent of three times at the sizes ×1, ×4 and ×16, from the two largest: the smallest is mostly the start of the
-/// program. Differences of times, unlike those of counts, vary too much.
+/// Returns the exponent of three times at the sizes ×1, ×4 and ×16. Only the times at the two largest sizes count: that
+/// at the smallest one is mostly the program's start, and differences of times, unlike those of counts, vary too much.
 pub(crate) fn time_exponent([_, second, third]: [f64; 3]) -> f64 {
     (third.max(f64::MIN_POSITIVE) / second.max(f64::MIN_POSITIVE)).log(4.0)
 }

@@ -20,11 +20,13 @@ use crate::measurement::measure_case;
 
 const USAGE: &str = "usage: cargo xtask bench scale [--short] [WORD OF A CASE'S NAME…]";
 
+/// Measures the cases. Exits with 1 if a limit is broken, and with 2 if a measurement fails. The other two kinds of
+/// arguments are for the processes that scripts of the cases start.
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let done = match args.as_slice() {
         [role, command @ ..] if role == usage::MEASURE => {
-            usage::print_usage(command).map(|()| true)
+            usage::run_and_print_usage(command).map(|()| true)
         }
         [role, stacks, seed] if role == "--dump" => print_dump(stacks, seed).map(|()| true),
         _ => measure_cases(&args),
@@ -49,7 +51,7 @@ fn print_dump(stacks: &str, seed: &str) -> Result<()> {
 /// Measures and prints the cases whose names contain a word of `args`, or all cases if there is no word. Returns
 /// whether all limits hold.
 fn measure_cases(args: &[String]) -> Result<bool> {
-    let directory = directory();
+    let directory = growth_directory();
     let (options, words): (Vec<_>, Vec<_>) = args.iter().partition(|arg| arg.starts_with('-'));
     let is_short = match options.as_slice() {
         [] => false,
@@ -77,7 +79,7 @@ fn measure_cases(args: &[String]) -> Result<bool> {
     Ok(broken.is_empty())
 }
 
-/// Directory of the cases and of the program that they ask about.
-fn directory() -> PathBuf {
+/// Directory of the file of cases, `growth.toml`, and of the program that they ask about.
+fn growth_directory() -> PathBuf {
     project_root().join("dev/bench/growth")
 }

@@ -12,8 +12,8 @@ use bench::script::{Script, ScriptEnd};
 use xtask::run::{project_root, run};
 
 use crate::case::GrowthCase;
-use crate::directory;
 use crate::exponent::{count_exponent, time_exponent};
+use crate::growth_directory;
 use crate::usage::{CommandUsage, MEASURE};
 
 /// Limit of a script.
@@ -35,28 +35,28 @@ pub(crate) struct Measurement<'c> {
     is_short: bool,
 }
 
-/// Measures a case at its three sizes, each in a directory of its own; with `is_short`, at smaller ones. Memory and the
-/// peer are measured at the largest size, and not in the short form.
+/// Measures a case at its three sizes, each in a new directory; if `is_short`, at smaller sizes. Memory and the peer
+/// are measured only at the largest size, and not if `is_short`.
 pub(crate) fn measure_case(case: &GrowthCase, is_short: bool) -> Result<Measurement<'_>> {
     let sizes = case.sizes(is_short);
     let mut usages = [CommandUsage::default(); 3];
     let (mut memory_ratio, mut peer_seconds) = (None, None);
     for (size, usage) in sizes.iter().zip(&mut usages) {
-        let place = tempfile::tempdir_in(project_root().join("target"))?;
-        let place = place.path();
-        build_targets(place)?;
-        let setup = run_script(&case.setup, place, *size, "")?;
-        *usage = measure_command(case, place, *size)?;
+        let directory = tempfile::tempdir_in(project_root().join("target"))?;
+        let directory = directory.path();
+        build_targets(directory)?;
+        let setup = run_script(&case.setup, directory, *size, "")?;
+        *usage = measure_command(case, directory, *size)?;
         if *size != sizes[2] || is_short {
             continue;
         }
         if let Some(memory) = &case.memory {
-            let input = place.join(&memory.file);
+            let input = directory.join(&memory.file);
             let bytes = fs::metadata(&input).with_context(|| input.display().to_string())?;
             memory_ratio = Some(usage.peak as f64 / bytes.len() as f64);
         }
         if let Some(peer) = &case.peer {
-            let (_peer, end) = run_script(&peer.command, place, *size, "")?;
+            let (_peer, end) = run_script(&peer.command, directory, *size, "")?;
             let last = end.text.lines().last().unwrap_or_default();
             let seconds = last.split_whitespace().next().context("no line")?;
             peer_seconds = Some(seconds.parse().with_context(|| end.text.clone())?);
@@ -73,10 +73,10 @@ pub(crate) fn measure_case(case: &GrowthCase, is_short: bool) -> Result<Measurem
     })
 }
 
-/// Compiles the program that cases look at, as `target` and as `target-lsan`. The second one searches itself for leaks
-/// by `LeakSanitizer`, and ends.
-fn build_targets(place: &Path) -> Result<()> {
-    let source = directory().join("target.c");
+/// Compiles the program that cases inspect, as `target` and as `target-lsan` in `directory`. The second one searches
+/// itself for leaks by `LeakSanitizer`, and ends.
+fn build_targets(directory: &Path) -> Result<()> {
+    let source = growth_directory().join("target.c");
     for (program, flags) in [
         ("target", [].as_slice()),
         ("target-lsan", &["-DWITH_LEAK_SANITIZER", "-fsanitize=leak"]),
@@ -84,31 +84,33 @@ fn build_targets(place: &Path) -> Result<()> {
         let mut compiler = Command::new("gcc");
         compiler
             .args(["-O1", "-pthread", "-o"])
-            .arg(place.join(program));
+            .arg(directory.join(program));
         run(compiler.args(flags).arg(&source))?;
     }
     Ok(())
 }
 
-/// Measures the case's command [`RUNS`] times, and undoes it each time. Returns the least of each number.
-fn measure_command(case: &GrowthCase, place: &Path, size: u64) -> Result<CommandUsage> {
+/// Runs the case's command [`RUNS`] times, each followed by the script that undoes it. Returns the least of each of the
+/// measured numbers.
+fn measure_command(case: &GrowthCase, directory: &Path, size: u64) -> Result<CommandUsage> {
     let measure = format!("\"$GROWTH\" {MEASURE} sh -c \"$MEASURED\"");
     let mut least: Option<CommandUsage> = None;
     for _ in 0..RUNS {
-        let (_script, end) = run_script(&measure, place, size, &case.command)?;
+        let (_script, end) = run_script(&measure, directory, size, &case.command)?;
         let usage = CommandUsage::parse(end.text.lines().last().unwrap_or_default())
             .with_context(|| end.text.clone())?;
         least = Some(least.map_or(usage, |other| usage.least(other)));
-        run_script(&case.undo, place, size, "")?;
+        run_script(&case.undo, directory, size, "")?;
     }
     least.context("no run")
 }
 
-/// Runs a script to its end in the directory `place`, with `size` as `$N` and `measured` as `$MEASURED`. Fails if the
-/// script does. What it left running is killed when the returned script is dropped.
+/// Runs a script to its end in `directory`, with `size` as `$N`, this program as `$GROWTH`, and `measured` as
+/// `$MEASURED`. Returns the script, whose drop kills the processes that it left running, and its output. Fails if the
+/// script does.
 fn run_script(
     script: &str,
-    place: &Path,
+    directory: &Path,
     size: u64,
     measured: &str,
 ) -> Result<(Script, ScriptEnd)> {
@@ -119,7 +121,7 @@ fn run_script(
         ("GROWTH", program.as_os_str()),
         ("MEASURED", OsStr::new(measured)),
     ];
-    let started = Script::start("-ec", script, place, TIMEOUT, &variables)?;
+    let started = Script::start("-ec", script, directory, TIMEOUT, &variables)?;
     let end = started.wait_for_end()?;
     ensure!(
         end.status == Some(0),
@@ -131,8 +133,8 @@ fn run_script(
 }
 
 impl Measurement<'_> {
-    /// Exponents of what was measured, with their names. In the short form, where times vary too much, that of the time
-    /// is left out.
+    /// Returns the exponent of each measured quantity, with its name. Leaves out the time in the short form, where
+    /// times vary too much.
     fn exponents(&self) -> Vec<(&'static str, f64)> {
         let counts = |count: fn(&CommandUsage) -> u64| {
             count_exponent(self.usages.map(|usage| count(&usage)))
@@ -189,6 +191,7 @@ impl Measurement<'_> {
 }
 
 impl fmt::Display for Measurement<'_> {
+    /// Writes the costs at each size, the exponents and, if they were measured, the ratios of memory and to the peer.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.case.name)?;
         for (size, usage) in self.sizes.iter().zip(&self.usages) {

@@ -24,7 +24,7 @@ pub(crate) struct CommandUsage {
 }
 
 impl CommandUsage {
-    /// Parses the line of [`print_usage`].
+    /// Parses a line of [`run_and_print_usage`]. Fails unless it begins with four numbers.
     pub(crate) fn parse(line: &str) -> Result<Self> {
         let mut numbers = line.split_whitespace();
         let mut next = || numbers.next().context("not four numbers");
@@ -38,7 +38,7 @@ impl CommandUsage {
 }
 
 impl CommandUsage {
-    /// The least of each number: what else the machine does only adds to them.
+    /// Returns the lesser of each number: other load on the machine only adds to them.
     pub(crate) fn least(self, other: Self) -> Self {
         Self {
             seconds: self.seconds.min(other.seconds),
@@ -59,11 +59,12 @@ impl fmt::Display for CommandUsage {
     }
 }
 
-/// Runs a command without its output, and prints what it used.
+/// Runs a command, discards its standard output, and prints the resources that it used as one line of four numbers.
+/// This process must have had no other child.
 ///
 /// # Errors
 /// The command fails; what it wrote to stderr is in the error.
-pub(crate) fn print_usage(command: &[String]) -> Result<()> {
+pub(crate) fn run_and_print_usage(command: &[String]) -> Result<()> {
     let (program, arguments) = command.split_first().context("--measure COMMAND…")?;
     let before = read_counts()?;
     let ended = Command::new(program)

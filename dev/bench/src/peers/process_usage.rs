@@ -30,9 +30,9 @@ pub(super) struct ProcessUsage {
 }
 
 impl ProcessUsage {
-    /// Runs a command several times and returns the usage of the fastest run. Its environment and directory are
-    /// ignored.
-    pub(super) fn of_command(command: &Command, runs: usize) -> Result<Self> {
+    /// Runs a command `runs` times and returns the usage of the fastest run. The environment and the working directory
+    /// of the command are ignored, because another process of this program starts it.
+    pub(super) fn measure_fastest_run(command: &Command, runs: usize) -> Result<Self> {
         let mut role = vec![OsStr::new("measure"), command.get_program()];
         role.extend(command.get_args());
         let runs = (0..runs).map(|_| Self::parse(&output(&mut role_command(&role)?)?));
@@ -52,7 +52,8 @@ impl ProcessUsage {
         })
     }
 
-    /// Records the ratio of another tool's time to this one as the figure, with the ratio of the peaks.
+    /// Records as `figure` how many times as long another tool, `peer`, took as this process. Prints the ratio of their
+    /// peaks beside it.
     pub(super) fn record_against(
         self,
         figure: &str,
@@ -72,7 +73,7 @@ impl fmt::Display for ProcessUsage {
 }
 
 /// Runs a command, discards its output, and prints its seconds and its peak in bytes, which
-/// [`ProcessUsage::of_command`] reads.
+/// [`ProcessUsage::measure_fastest_run`] reads.
 pub(super) fn measure_command(command: &[&str]) -> Result<()> {
     let (program, arguments) = command.split_first().context("measure COMMAND…")?;
     let start = Instant::now();

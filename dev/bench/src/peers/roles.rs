@@ -23,7 +23,7 @@ pub(crate) fn run_role(role: &[&str]) -> Result<()> {
     }
 }
 
-/// Parses, unsamples and interns a dump, as a child whose memory is measured.
+/// Parses, unsamples and interns a dump, and prints nothing: the parent process measures time and memory.
 fn parse_file(file: &str) -> Result<()> {
     let mut bytes = BufReader::with_capacity(256 << 10, File::open(file)?);
     let mut profile = parse_profile(&mut bytes, &Limits::default(), false)?;
@@ -39,21 +39,21 @@ fn convert_by_pprof_util(file: &str) -> Result<()> {
     Ok(())
 }
 
-/// Prints three times in seconds, each the fastest of several runs: to parse and unsample the file, to find its line ends
-/// with memchr, which any parser must do, and to scan it with memchr for a byte that does not occur.
+/// Prints three times in seconds, each the fastest of several runs: to parse and unsample the file, to find its line
+/// ends with memchr, which any parser must do, and to scan it with memchr for a byte that does not occur.
 fn print_parse_and_memchr_seconds(file: &str) -> Result<()> {
     let bytes = fs::read(file)?;
-    let parsing = fastest_seconds(|| {
+    let parsing = measure_fastest_seconds(|| {
         let mut profile = parse_profile(&mut &bytes[..], &Limits::default(), false)?;
         unsample(&mut profile)
     })?;
-    let lines = fastest_seconds(|| {
+    let lines = measure_fastest_seconds(|| {
         for end in memchr::memchr_iter(b'\n', &bytes) {
             black_box(end);
         }
         Ok(())
     })?;
-    let absent_byte = fastest_seconds(|| {
+    let absent_byte = measure_fastest_seconds(|| {
         black_box(memchr::memchr(0, black_box(&bytes)));
         Ok(())
     })?;
@@ -62,7 +62,7 @@ fn print_parse_and_memchr_seconds(file: &str) -> Result<()> {
 }
 
 /// Calls a function 20 times and returns the seconds of the fastest call.
-fn fastest_seconds(mut run: impl FnMut() -> memprof_report::Result<()>) -> Result<f64> {
+fn measure_fastest_seconds(mut run: impl FnMut() -> memprof_report::Result<()>) -> Result<f64> {
     let mut best = Duration::MAX;
     for _ in 0..20 {
         let start = Instant::now();

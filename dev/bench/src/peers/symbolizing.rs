@@ -10,7 +10,8 @@ use memprof_report::{AddressId, Limits, Sources, parse_profile, symbolize};
 
 use crate::address_dump::dump_of_this_program;
 
-/// Symbolizes with memprof-report; prints the seconds and the number of addresses with a name.
+/// Symbolizes addresses of this program with memprof-report. Prints the seconds, and the number of addresses for which
+/// it found a name.
 pub(super) fn symbolize_by_memprof() -> Result<()> {
     let (dump, addresses) = dump_of_this_program()?;
     let mut profile = parse_profile(&mut dump.as_bytes(), &Limits::default(), false)?;
@@ -31,7 +32,8 @@ pub(super) fn symbolize_by_memprof() -> Result<()> {
     Ok(())
 }
 
-/// Symbolizes with blazesym; prints the seconds and the number of addresses with a name.
+/// Symbolizes addresses of this program with blazesym. Prints the seconds, and the number of addresses for which it
+/// found a name.
 pub(super) fn symbolize_by_blazesym() -> Result<()> {
     let (_, offsets) = dump_of_this_program()?;
     let source = Source::Elf(Elf::new(env::current_exe()?));

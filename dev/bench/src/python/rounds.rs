@@ -17,7 +17,7 @@ pub(super) struct Benchmarks {
 impl Benchmarks {
     /// Starts the process, and waits until it has loaded the benchmarks.
     pub(super) fn start(command: &mut Command) -> Result<Self> {
-        // So that sets and dicts of strings have the same order in all processes.
+        // The fixed seed gives sets and dicts of strings the same order in all processes.
         command.env("PYTHONHASHSEED", "0");
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let shown = format!("{command:?}");
@@ -44,7 +44,8 @@ impl Benchmarks {
         self.read_until("end")
     }
 
-    /// Reads times up to the line `last`.
+    /// Reads the output up to the line `last`, and returns the seconds of each benchmark, from the lines of the form
+    /// `time NAME SECONDS`. Fails if the process ends before.
     fn read_until(&mut self, last: &str) -> Result<BTreeMap<String, f64>> {
         let mut times = BTreeMap::new();
         let mut line = String::new();
@@ -77,7 +78,7 @@ impl Drop for Benchmarks {
 pub(super) struct LeastTimes(BTreeMap<String, f64>);
 
 impl LeastTimes {
-    /// Adds the times of a round.
+    /// Takes over each time of a round that is less than the least one so far.
     pub(super) fn add(&mut self, round: BTreeMap<String, f64>) {
         for (name, seconds) in round {
             let least = self.0.entry(name).or_insert(seconds);
@@ -85,7 +86,7 @@ impl LeastTimes {
         }
     }
 
-    /// Ratio of each benchmark's time to that in `bare`.
+    /// Ratio of each benchmark's time to that in `bare`. Benchmarks that `bare` lacks are left out.
     pub(super) fn ratios(&self, bare: &Self) -> BenchmarkRatios<'_> {
         let ratios = self.0.iter();
         BenchmarkRatios(

@@ -17,9 +17,9 @@ const ROUNDS: usize = 15;
 type Program = (&'static str, fn() -> Command);
 
 const PROGRAMS: [Program; 3] = [
-    ("perl", work::perl),
-    ("python3", work::python),
-    ("cc1plus", work::compiler),
+    ("perl", work::perl_command),
+    ("python3", work::python_command),
+    ("cc1plus", work::compiler_command),
 ];
 
 /// Kind of a run.
@@ -37,16 +37,16 @@ enum Variant {
 use Variant::{Bare, Loaded, Sampled};
 
 /// Records the processor time of programs that are sampled, relative to the same programs with only the plugin loaded.
-pub(super) fn measure(measurements: &mut Measurements) -> Result<()> {
+pub(super) fn measure_programs(measurements: &mut Measurements) -> Result<()> {
     let directory = tempfile::tempdir()?;
     let socket_dir = directory.path().join("run");
     for (name, command) in PROGRAMS {
         record_program(name, measurements, |variant| {
-            work::cpu_seconds(&mut variant_command(variant, command(), &socket_dir))
+            work::measure_cpu_seconds(&mut variant_command(variant, command(), &socket_dir))
         })?;
     }
     record_program("redis-server", measurements, |variant| {
-        work::redis_cpu_seconds(|server| variant_command(variant, server, &socket_dir))
+        work::measure_redis_cpu_seconds(|server| variant_command(variant, server, &socket_dir))
     })
 }
 

@@ -42,7 +42,7 @@ pub(super) fn preload_command(dir: &Path, program: &Path) -> Command {
 }
 
 /// Calls a function [`ROUNDS`] times and returns the median of its milliseconds.
-pub(super) fn median_milliseconds(mut once: impl FnMut() -> Result<()>) -> Result<f64> {
+pub(super) fn measure_median_milliseconds(mut once: impl FnMut() -> Result<()>) -> Result<f64> {
     let mut times = Vec::new();
     for _ in 0..ROUNDS {
         let start = Instant::now();

@@ -13,7 +13,9 @@ use memprof_host::client::Client;
 use xtask::dist::dist_dir;
 
 use super::Growth;
-use super::host::{Host, connect, median_milliseconds, plugin_path, preload_command, socket_dir};
+use super::host::{
+    Host, connect, measure_median_milliseconds, plugin_path, preload_command, socket_dir,
+};
 use crate::limits::Measurements;
 
 /// Client threads. Each of them repeatedly connects, sends a message and disconnects.
@@ -24,7 +26,8 @@ const RECONNECT_TIME: Duration = Duration::from_secs(10);
 /// Time for which the host's own leak is measured.
 const LEAK_TIME: Duration = Duration::from_secs(10);
 
-/// Measures commands that query all hosts and one that queries a single host, with 1, 100 and 1000 hosts.
+/// Records how the times of commands that query all hosts, and of one that queries a single host, grow with the number
+/// of hosts: 1, 100 and 1000.
 pub(super) fn time_queries(dir: &Path, measurements: &mut Measurements) -> Result<()> {
     let (mut ps, mut one, mut listed) = (Growth::default(), Growth::default(), Growth::default());
     let sleep = || {
@@ -52,11 +55,14 @@ pub(super) fn time_queries(dir: &Path, measurements: &mut Measurements) -> Resul
         };
         let found = memprof(&["ps"])?.lines().count();
         ensure!(found >= count, "memprof ps shows {found} lines");
-        ps.add(count, median_milliseconds(|| memprof(&["ps"]).map(drop))?);
+        ps.add(
+            count,
+            measure_median_milliseconds(|| memprof(&["ps"]).map(drop))?,
+        );
         let pid = hosts[0].0.id().to_string();
         one.add(
             count,
-            median_milliseconds(|| memprof(&["status", "-t", &pid]).map(drop))?,
+            measure_median_milliseconds(|| memprof(&["status", "-t", &pid]).map(drop))?,
         );
         listed.add(count, time_http_list(dir, count)?);
     }
@@ -65,7 +71,8 @@ pub(super) fn time_queries(dir: &Path, measurements: &mut Measurements) -> Resul
     listed.record_exponent("exponent of /api/v1/hosts, by hosts", measurements)
 }
 
-/// Median milliseconds of a list of all hosts over HTTP. Fails if it has fewer than `count` hosts.
+/// Starts `memprof serve`, and returns the median milliseconds of a request for the list of all hosts. Fails if the
+/// list has fewer than `count` hosts.
 fn time_http_list(dir: &Path, count: usize) -> Result<f64> {
     let http = dir.join("scale.sock");
     let mut serve = Command::new(dist_dir().join("bin/memprof"));
@@ -76,7 +83,7 @@ fn time_http_list(dir: &Path, count: usize) -> Result<f64> {
     let stderr = server.0.stderr.take().context("it has no stderr")?;
     BufReader::new(stderr).read_line(&mut line)?;
     ensure!(line.contains("serving "), "{line}");
-    median_milliseconds(|| {
+    measure_median_milliseconds(|| {
         let mut stream = UnixStream::connect(&http)?;
         stream.write_all(
             b"GET /api/v1/hosts HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
@@ -89,7 +96,8 @@ fn time_http_list(dir: &Path, count: usize) -> Result<f64> {
     })
 }
 
-/// Measures by how much a host's memory has grown after clients have come and gone, without the host's own leak.
+/// Records by how much a host's memory has grown after [`CLIENTS`] clients have come and gone for [`RECONNECT_TIME`].
+/// Its growth in the time before, from a leak of its own, is extrapolated and left out.
 pub(super) fn measure_memory_after_reconnects(
     dir: &Path,
     measurements: &mut Measurements,

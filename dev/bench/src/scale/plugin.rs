@@ -13,7 +13,7 @@ use torture::many_stacks::ManyStacks;
 use xtask::run::{project_root, run};
 
 use super::Growth;
-use super::host::{Host, median_milliseconds, plugin_path, preload_command};
+use super::host::{Host, measure_median_milliseconds, plugin_path, preload_command};
 use crate::limits::Measurements;
 
 /// Libraries that the program loads one by one while the plugin runs.
@@ -28,7 +28,7 @@ fn send_message(client: &mut Client, message: &str) -> Result<Vec<u8>> {
     Ok(body)
 }
 
-/// Measures dumps by the number of stacks.
+/// Records how the time of a dump grows with the number of stacks, from 1000 to 100,000.
 pub(super) fn measure_dumps_by_stacks(dir: &Path, measurements: &mut Measurements) -> Result<()> {
     let mut growth = Growth::default();
     for stacks in [1_000, 10_000, 100_000] {
@@ -36,14 +36,14 @@ pub(super) fn measure_dumps_by_stacks(dir: &Path, measurements: &mut Measurement
         let mut client = host.client()?;
         growth.add(
             stacks,
-            median_milliseconds(|| send_message(&mut client, "dump").map(drop))?,
+            measure_median_milliseconds(|| send_message(&mut client, "dump").map(drop))?,
         );
     }
     growth.record_exponent("exponent of a dump, by stacks", measurements)
 }
 
-/// Measures dumps, which list all libraries, and the search for allocators in a new library, by the number of loaded
-/// libraries.
+/// Records how the time of a dump, which lists all libraries, and that of the search for allocators in a new library
+/// grow with the number of loaded libraries, from 10 to 1000.
 pub(super) fn measure_dumps_and_searches_by_libraries(
     dir: &Path,
     measurements: &mut Measurements,
@@ -74,7 +74,7 @@ pub(super) fn measure_dumps_and_searches_by_libraries(
         send_message(&mut client, "dump")?;
         dump.add(
             count,
-            median_milliseconds(|| send_message(&mut client, "dump").map(drop))?,
+            measure_median_milliseconds(|| send_message(&mut client, "dump").map(drop))?,
         );
         let mut times = Vec::new();
         for object in later {
@@ -94,7 +94,7 @@ pub(super) fn measure_dumps_and_searches_by_libraries(
     )
 }
 
-/// Makes the program load its next library, and waits until it is mapped. Fails after 10 s.
+/// Makes the program load its next library by SIGUSR1, and waits until the file `object` is mapped. Fails after 10 s.
 fn load_next_library(host: &Host, object: &Path) -> Result<()> {
     let pid = host.0.id();
     run(Command::new("kill").arg("-USR1").arg(pid.to_string()))?;
@@ -110,7 +110,7 @@ fn load_next_library(host: &Host, object: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Measures the message `list` by the number of kept dumps.
+/// Records how the time of the message `list` grows with the number of kept dumps, from 32 to 1000.
 pub(super) fn measure_lists_by_dumps(dir: &Path, measurements: &mut Measurements) -> Result<()> {
     let config = dir.join("kept.toml");
     let mut growth = Growth::default();
@@ -129,7 +129,7 @@ pub(super) fn measure_lists_by_dumps(dir: &Path, measurements: &mut Measurements
         ensure!(kept == count, "{kept} dumps are kept, not {count}");
         growth.add(
             count,
-            median_milliseconds(|| send_message(&mut client, "list").map(drop))?,
+            measure_median_milliseconds(|| send_message(&mut client, "list").map(drop))?,
         );
     }
     growth.record_exponent("exponent of a list, by kept dumps", measurements)

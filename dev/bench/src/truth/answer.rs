@@ -19,13 +19,13 @@ pub(crate) enum Verdict {
     Wrong(String),
 }
 
-/// Sets the case up, asks memprof, kills what was set up, and judges the answer. A setup that fails counts as a wrong
-/// answer.
+/// Runs the case's setup and then its command in a new directory, judges the command's output, and kills the processes
+/// that both left running. A setup that fails counts as a wrong answer.
 pub(crate) fn judge(area: &Area, case: &Case) -> Result<Verdict> {
-    let place = tempfile::tempdir()?;
+    let directory = tempfile::tempdir()?;
     let start = |option, script| {
         let inputs = [("INPUTS", area.inputs.as_os_str())];
-        Script::start(option, script, place.path(), TIMEOUT, &inputs)
+        Script::start(option, script, directory.path(), TIMEOUT, &inputs)
     };
     let setup = start("-ec", &case.setup)?;
     let done = setup.wait_for_end()?;

@@ -76,7 +76,7 @@ impl Area {
     }
 }
 
-/// Names of the areas in a directory, those of its TOML files, sorted.
+/// Returns the names of the areas in a directory, sorted: those of its TOML files, without the extension.
 pub(crate) fn list_areas(directory: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(directory).with_context(|| directory.display().to_string())?;
     let mut names = Vec::new();

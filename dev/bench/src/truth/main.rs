@@ -15,6 +15,7 @@ use crate::table::Table;
 
 const USAGE: &str = "usage: cargo xtask bench truth [--short] [AREA…]";
 
+/// Prints the table of verdicts. Exits with 1 if an answer is wrong, and with 2 if a case cannot be judged.
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match judge_areas(&args) {

@@ -212,13 +212,14 @@ impl RunningServer {
         Ok(kill(Pid::from_raw(self.main_pid().cast_signed()), signal)?)
     }
 
-    /// Calls `poll` until it returns a value, and returns that. `what` names the value in the error.
+    /// Calls `poll` every 5 ms until it returns a value, and returns the value. `name` is that of the value in the
+    /// error.
     ///
     /// # Errors
     /// `poll` fails, the server exits, or a minute passes.
     pub(crate) fn wait_for<T>(
         &mut self,
-        what: &str,
+        name: &str,
         poll: impl Fn(&mut Self) -> Result<Option<T>>,
     ) -> Result<T> {
         let start = Instant::now();
@@ -229,7 +230,7 @@ impl RunningServer {
             self.check_alive()?;
             ensure!(
                 start.elapsed() < SERVER_TIMEOUT,
-                "timed out waiting for {what}"
+                "timed out waiting for {name}"
             );
             thread::sleep(POLL_INTERVAL);
         }

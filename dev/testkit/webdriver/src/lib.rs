@@ -243,7 +243,7 @@ impl Browser {
         self.send("GET", &format!("{}/{command}", self.session), "")
     }
 
-    /// Posts a JSON body to a path of chromedriver.
+    /// Posts a JSON body to a path of chromedriver, and returns the `value` of the reply.
     fn post(&self, path: &str, body: &Value) -> Value {
         self.send("POST", path, &body.to_string())
     }

@@ -19,7 +19,8 @@ const MILLIS_PER_MINUTE: u64 = 60_000;
 /// Time that an agent may take to reply again, or to empty its spool.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// A dump in the format of the agent's spool, with 1007 + `number` bytes.
+/// Returns a profile as the agent keeps it in its spool (the directory of profiles that wait for the store): two stacks
+/// with 1000 + `number` bytes and 7 bytes in use, taken `number` minutes after `FIRST_DUMP_TIME`.
 pub(crate) fn dump_json(number: u64) -> Value {
     let (time, bytes) = (FIRST_DUMP_TIME + number * MILLIS_PER_MINUTE, 1000 + number);
     let sample = |id: u64, bytes: u64| json!({ "stack_id": id, "inuse_bytes": bytes, "inuse_objects": 1, "alloc": null });
@@ -46,17 +47,19 @@ pub(super) struct FleetFixture {
 }
 
 impl FleetFixture {
-    /// Writes a configuration for a store in [`BUCKET`], whose address and credentials are in `environment`.
-    pub(super) fn on_s3(environment: [(&'static str, String); 5]) -> Result<Self> {
-        Self::new(
+    /// Writes a configuration for a store in [`BUCKET`], whose address and credentials are in `environment`. Its agent
+    /// profiles no process itself, and stores what is in its spool without a wait for more.
+    pub(super) fn with_s3_store(environment: [(&'static str, String); 5]) -> Result<Self> {
+        Self::create(
             &format!("s3://{BUCKET}/prod"),
             &environment,
             "batch = \"0s\"\nservice = []",
         )
     }
 
-    /// Writes a configuration for a store, and creates the spool. `rules` are the other keys of the configuration.
-    pub(super) fn new(
+    /// Writes a configuration for the store with the URL `store`, and creates the spool. `environment` is that of each
+    /// command, and `rules` are the other keys of the configuration.
+    pub(super) fn create(
         store: &str,
         environment: &[(&'static str, String)],
         rules: &str,
@@ -74,7 +77,7 @@ impl FleetFixture {
         })
     }
 
-    /// Path of a file in the directory of the configuration.
+    /// Path of a file of this name in the fixture's directory, which also has the configuration.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -117,11 +120,12 @@ impl FleetFixture {
         Ok(1000 + number + 7)
     }
 
-    /// Adds a dump, `dumped`, to the spool. `number` determines the time in the file's name, by which agents sort.
-    pub(super) fn add_dump_json(&self, number: u64, dumped: &Value) -> Result<()> {
+    /// Adds a profile in the form of [`dump_json`] to the spool. `number` determines the time in the file's name, by
+    /// which agents sort.
+    pub(super) fn add_dump_json(&self, number: u64, dump: &Value) -> Result<()> {
         let time = FIRST_DUMP_TIME + number * MILLIS_PER_MINUTE;
         let fresh = self.path("fresh.json");
-        fs::write(&fresh, dumped.to_string())?;
+        fs::write(&fresh, dump.to_string())?;
         let name = format!("spool/dumps/{time:015}.{number}.json");
         loop {
             // An agent may have just renamed the directory, and creates it again at its next start.
@@ -138,14 +142,15 @@ impl FleetFixture {
         wait_until("the spool is not drained", || self.is_drained())
     }
 
-    /// Whether no profile waits in the spool, neither for a batch nor for the store.
+    /// Whether no profile waits in the spool, neither for a batch nor for the store. A missing directory is empty.
     pub(super) fn is_drained(&self) -> bool {
         let parts = ["dumps", "batch", "outbox"].map(|part| self.path("spool").join(part));
         let mut waiting = parts.iter().flat_map(fs::read_dir).flatten();
         waiting.next().is_none()
     }
 
-    /// Fails unless the store has as many bytes as all dumps together. `dumped` are the bytes of each.
+    /// Fails unless the profiles of the store have as many bytes in use as all dumps together, so that none is missing
+    /// or doubled. `dumped` are the bytes of each dump.
     pub(super) fn check_total(&self, dumped: &[u64]) -> Result<()> {
         let day = ["--at", "2026-11-21T23:00:00Z", "--for", "24h"];
         let flame = ["fleet", "flame", "--format", "collapsed"];

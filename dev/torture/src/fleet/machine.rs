@@ -1,5 +1,5 @@
-//! A machine of the suite `machines`: an agent with a host name, a pid namespace, a directory `/run` and a wall clock of
-//! its own, and a process that it profiles.
+//! A machine of the suite `machines`: an agent with a host name, a pid namespace, a directory `/run` and a wall clock
+//! of its own, and a process that it profiles.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -44,8 +44,9 @@ pub(super) struct Machine {
 
 impl Machine {
     /// Starts the agent, with its own pid namespace and host name, and a process that it profiles if the options say
-    /// so. `number` distinguishes the machine's profiles from those of others. `nats` is the URL of the NATS server,
-    /// and `batch` the time for which the agent collects profiles.
+    /// so. `number` distinguishes the machine's profiles from those of others. `store` is the URL of the agent's store,
+    /// and `environment` has the credentials. `nats` is the URL of the NATS server, and `batch` the time for which the
+    /// agent collects profiles before it writes them.
     pub(super) fn start(
         number: u64,
         options: MachineOptions,
@@ -57,7 +58,7 @@ impl Machine {
             "batch = \"{}s\"\n[[service]]\nname = \"*\"\nperiod = \"{PERIOD_SECONDS}s\"\npause = 0",
             batch.as_secs()
         );
-        let fixture = FleetFixture::new(store, environment, &rules)?;
+        let fixture = FleetFixture::create(store, environment, &rules)?;
         let agent = fixture.fleet_command(&["agent", "--nats", nats]);
         let program = options.has_process.then(|| dist_dir().join("torture/idle"));
         let mut command = Command::new("unshare");
@@ -107,6 +108,7 @@ impl Machine {
 
     /// Sets the wall clock ahead of the real one, by an offset as libfaketime reads it: `+3h`, `-5m`.
     pub(super) fn set_clock(&self, offset: &str) -> Result<()> {
+        // libfaketime reads the file at each call, so a rename replaces it at once.
         let fresh = self.fixture.path("clock.new");
         fs::write(&fresh, offset)?;
         fs::rename(fresh, self.fixture.path("clock")).context("the clock")
@@ -129,12 +131,13 @@ impl Machine {
     }
 }
 
-/// Returns the host name of the machine, as `machine-7`.
+/// Returns the host name of the machine with this number, such as `machine-7`.
 pub(super) fn machine_name(number: u64) -> String {
     format!("machine-{number}")
 }
 
 /// Environment variables by which libfaketime takes the wall clock from a file, and leaves all other clocks alone.
+/// Fails if libfaketime is not installed.
 pub(super) fn clock_environment(file: &std::path::Path) -> Result<[(&'static str, PathBuf); 4]> {
     let directories = fs::read_dir("/usr/lib")?.flatten();
     let libraries = directories.map(|entry| entry.path().join("faketime/libfaketime.so.1"));

@@ -58,7 +58,7 @@ const SHORT: Plan = Plan {
 
 /// Runs the suite `machines`, and returns its figures in one line. Fails if a store lacks a profile or has it twice, if
 /// a process has no profile of a period, or if an agent repeats an error too often.
-pub(crate) fn run(length: SuiteLength) -> Result<String> {
+pub(crate) fn run_machines(length: SuiteLength) -> Result<String> {
     let plan = length.pick(SHORT, LONG);
     let mut fleet = Fleet::start(plan)?;
     let start = Instant::now();
@@ -78,7 +78,7 @@ pub(crate) fn run(length: SuiteLength) -> Result<String> {
     fleet.wait_until_drained()?;
     let elapsed = start.elapsed();
     let lines = fleet.check_errors()?;
-    let taken = fleet.check_periods(elapsed)?;
+    let taken = fleet.check_periods_and_kill_agents(elapsed)?;
     let added = fleet.check_added_profiles()?;
     Ok(format!(
         "{agents} agents for {} s, {replaced} store replaced, all answered: {added} profiles once each, 0 lost; \
@@ -100,7 +100,8 @@ struct Fleet {
 }
 
 impl Fleet {
-    /// Starts the stores, the NATS server and the agents of all machines of a plan.
+    /// Starts the stores, the NATS server and the agents of all machines of a plan. The machines write to the stores in
+    /// turn; two of ten run a process, and one of four has a clock that can be set.
     fn start(plan: Plan) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let s3 = S3::start()?;
@@ -112,14 +113,14 @@ impl Fleet {
             (bucket, seaweed.environment().to_vec()),
         ];
         let reader = |(store, environment): &(String, Vec<_>)| {
-            FleetFixture::new(store, environment, "service = []")
+            FleetFixture::create(store, environment, "service = []")
         };
         let readers = stores.iter().map(reader).collect::<Result<Vec<_>>>()?;
         let nats = Nats::start_debian_package(&readers[0])?;
         let machine = |number: u64| {
             let (store, environment) = &stores[(number % STORES) as usize];
             let options = MachineOptions {
-                // Two machines have one name.
+                // The machines 0 and 1 have one name.
                 name: number.max(1),
                 has_process: number % 10 < 2,
                 has_clock: number % 4 == 3,
@@ -143,12 +144,13 @@ impl Fleet {
         })
     }
 
-    /// Adds one profile to the spool of each machine, so that each has as many.
+    /// Adds one profile to the spool of each machine, with the current time and a new process key.
     fn add_profiles(&mut self) -> Result<()> {
         self.machines.iter_mut().try_for_each(Machine::add_profile)
     }
 
-    /// Lets writes to one store fail, and kills, stops, resumes or restarts a server. `round` selects them.
+    /// Lets the next twelve writes to the S3 store fail, and kills, stops, resumes or restarts the `SeaweedFS` store
+    /// and the NATS server, or leaves them alone. `round` selects the faults.
     fn set_faults(&mut self, round: usize) -> Result<()> {
         let faults: [WriteFault; 12] = std::array::from_fn(|index| {
             WriteFault::ALL[(index * 7 + round) % WriteFault::ALL.len()]
@@ -179,6 +181,7 @@ impl Fleet {
             let step = CLOCK_STEPS[(index + round) % CLOCK_STEPS.len()];
             machine.set_clock(&match index {
                 0 => format!("{WRONG_CLOCK:+}h"),
+                // SeaweedFS refuses requests of clocks that differ by more than 15 minutes.
                 _ if machine.number % STORES == SEAWEED_STORE => format!("{step:+}m"),
                 _ => format!("{step:+}h"),
             })?;
@@ -186,7 +189,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Moves the store on disk away, and makes an empty one.
+    /// Moves the store on disk away while agents write to it, and creates an empty one in its place.
     fn replace_store(&self) -> Result<()> {
         let store = self.dir.path().join("store");
         fs::rename(&store, self.dir.path().join("replaced")).context("the store")?;
@@ -196,7 +199,7 @@ impl Fleet {
     /// Lets writes succeed, restarts the servers, and sets the clocks right, except the one that is always wrong.
     fn end_faults(&mut self) -> Result<()> {
         self.s3.set_faults(&[]);
-        // The server runs, is stopped, or is dead already, which makes this fail.
+        // An earlier round may have killed the server already.
         drop(self.seaweed.kill());
         self.seaweed.restart()?;
         self.nats.kill();
@@ -210,8 +213,8 @@ impl Fleet {
             .try_for_each(|machine| machine.set_clock("+0"))
     }
 
-    /// Waits until all agents answer after the restart of the server, and a note says that two machines share a name;
-    /// or fails. Returns the number of agents.
+    /// Runs `fleet ps` until all agents answer over the restarted NATS server, and its note says that two machines
+    /// share a name. Returns the number of agents. Fails after the timeout of [`wait_until`].
     fn wait_for_all_agents(&self) -> Result<usize> {
         let ps = ["fleet", "ps", "--nats", &self.nats.url()].map(str::to_owned);
         let args: Vec<_> = ps.iter().map(String::as_str).collect();
@@ -227,9 +230,9 @@ impl Fleet {
         Ok(self.machines.len())
     }
 
-    /// Waits until each spool was empty once, and so all added profiles are stored. Not until all are empty at one
-    /// time: agents add profiles of processes at each period, and keep them for the time of a batch. An error has the
-    /// last line of each agent whose spool never was.
+    /// Waits until each spool was empty once, and so all added profiles are stored. The spools need not be empty at the
+    /// same time, because agents go on to add profiles of processes. The error after a timeout has the last log line of
+    /// each agent whose spool was never empty.
     fn wait_until_drained(&self) -> Result<()> {
         let mut waiting: Vec<_> = self.machines.iter().collect();
         let drained = wait_until("a spool is not drained", || {
@@ -250,7 +253,8 @@ impl Fleet {
         })
     }
 
-    /// Checks that no agent repeats an error at each attempt. Returns the largest number of lines with one error.
+    /// Checks that no agent logs one error more than [`MOST_LINES`] times, as it would if it repeated the error at each
+    /// attempt. Returns the largest number of lines of an agent with one error.
     fn check_errors(&self) -> Result<usize> {
         let mut most = 0;
         for machine in &self.machines {
@@ -261,10 +265,15 @@ impl Fleet {
                 let error = line.split(" (").next().unwrap_or(line);
                 *counts.entry(error).or_insert(0) += 1;
             }
-            let is_error = |(line, count): (&str, usize)| {
+            // The other lines are the profiles that the agent took of the process `idle`.
+            let error_count = |(line, count): (&str, usize)| {
                 (!line.starts_with("memprof: idle ")).then_some(count)
             };
-            let of_machine = counts.into_iter().filter_map(is_error).max().unwrap_or(0);
+            let of_machine = counts
+                .into_iter()
+                .filter_map(error_count)
+                .max()
+                .unwrap_or(0);
             ensure!(
                 of_machine <= MOST_LINES,
                 "an error has {of_machine} lines: {log:#?}"
@@ -274,9 +283,9 @@ impl Fleet {
         Ok(most)
     }
 
-    /// Checks that each process has a profile for each period, then kills all agents. Returns the number of profiles
-    /// that these took.
-    fn check_periods(&mut self, elapsed: Duration) -> Result<usize> {
+    /// Checks by the agents' logs that each process has a profile for each period of `elapsed`, then kills all agents.
+    /// Returns the number of profiles that the agents took.
+    fn check_periods_and_kill_agents(&mut self, elapsed: Duration) -> Result<usize> {
         // The process and its first period begin some seconds after the agent.
         let expected = (elapsed.as_secs() / PERIOD_SECONDS).saturating_sub(2) as usize;
         let mut taken = 0;
@@ -300,11 +309,12 @@ impl Fleet {
         Ok(taken)
     }
 
-    /// Checks that the stores have each added profile once, and are complete. Returns the number of these profiles.
+    /// Checks that each profile that the suite added is in one of the stores once, and, by `fleet doctor`, that the
+    /// current stores are complete. Returns the number of added profiles.
     fn check_added_profiles(&self) -> Result<usize> {
         let replaced = store_url(&self.dir.path().join("replaced"));
-        let replaced = FleetFixture::new(&replaced, &[], "service = []")?;
-        // Not the replaced store, which may lack names of stacks that an agent was about to write.
+        let replaced = FleetFixture::create(&replaced, &[], "service = []")?;
+        // The replaced store is not checked: it may lack names of stacks that an agent was about to write.
         for reader in &self.readers {
             reader.run_fleet(&["fleet", "doctor"])?;
         }

@@ -33,7 +33,7 @@ impl Nats {
         Self::start(fleet, program)
     }
 
-    /// Starts the server `program` on a port that is free now, which it keeps.
+    /// Starts the server `program` on a port that is free now; the server keeps this port when it is restarted.
     fn start(fleet: &FleetFixture, program: PathBuf) -> Result<Self> {
         let mut nats = Self {
             program,
@@ -65,7 +65,7 @@ impl Nats {
         Ok(())
     }
 
-    /// Waits until an agent replies over this server. Fails after the time limit of [`wait_until`].
+    /// Runs `fleet ps` until an agent replies over this server. Fails after the timeout of [`wait_until`].
     pub(super) fn wait_for_agent(&self, fleet: &FleetFixture) -> Result<()> {
         let url = self.url();
         let ps = ["fleet", "ps", "-t", "@unknown-service", "--nats", &url];

@@ -39,13 +39,13 @@ pub(super) struct Attacker {
     pub(super) is_fast: bool,
 }
 
-/// Starts the attacker, and runs each command on it. Returns the largest use of time and memory. `seed` selects the
-/// heap that the kind `heap` builds; other kinds ignore it.
+/// Starts the attacker as a user without privileges, and runs each of its commands on it as root. Returns the largest
+/// use of time and memory of a command. `seed` selects the heap that the kind `heap` builds; other kinds ignore it.
 ///
 /// # Errors
 /// A command exceeds its limit, or changes the process, its resources or its directories.
 pub(super) fn check_commands(attacker: &Attacker, seed: usize) -> Result<ResourceUse> {
-    let dirs = AttackerDirs::new()?;
+    let dirs = AttackerDirs::create()?;
     let name = match attacker.kind.starts_with("jvm") {
         true => "libjvm.so",
         false => "library.so",
@@ -61,7 +61,8 @@ pub(super) fn check_commands(attacker: &Attacker, seed: usize) -> Result<Resourc
         let pid_arg = command.takes_pid.then_some(pid_text.as_str());
         let args: Vec<_> = command.args.iter().copied().chain(pid_arg).collect();
         let context = || args.join(" ");
-        worst = worst.max(witness::run("memprof", &args, command.limit).with_context(context)?);
+        worst = worst
+            .max(witness::run_within_limit("memprof", &args, command.limit).with_context(context)?);
         ensure!(
             process.child.try_wait()?.is_none(),
             "{}: it is dead",
@@ -81,7 +82,7 @@ struct AttackerDirs(TempDir);
 
 impl AttackerDirs {
     /// Creates the directories, and copies the attacker's program there.
-    fn new() -> Result<Self> {
+    fn create() -> Result<Self> {
         let dirs = Self(tempfile::tempdir()?);
         fs::set_permissions(dirs.0.path(), Permissions::from_mode(0o755))?;
         fs::create_dir(dirs.writable())?;
@@ -114,7 +115,8 @@ impl AttackerDirs {
         Ok(())
     }
 
-    /// Fails if root has created a file in one of the directories.
+    /// Fails if root has created a file in one of the directories: any file in the guarded one, or a file of another
+    /// owner in the attacker's.
     fn check_unchanged(&self) -> Result<()> {
         let entries = |path: &Path| Ok::<_, anyhow::Error>(fs::read_dir(path)?.flatten());
         if let Some(entry) = entries(&self.guarded())?.next() {
@@ -134,9 +136,9 @@ struct AttackerProcess {
 }
 
 impl AttackerProcess {
-    /// Starts the program as the attacker's user, and waits until it is ready. Its arguments are the kind, the seed or
-    /// the library, and the attacker's own argument or, without one, the guarded directory. `seed` selects the heap
-    /// that the kind `heap` builds; other kinds get the library instead.
+    /// Starts the program as the attacker's user, and waits until it prints `ready`. Its arguments are the kind, the
+    /// path of the library or, for the kind `heap`, the seed of the heap that it builds, and the attacker's own
+    /// argument or, without one, the guarded directory.
     fn start(
         attacker: &Attacker,
         dirs: &AttackerDirs,

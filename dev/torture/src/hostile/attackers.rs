@@ -43,7 +43,7 @@ const HOST_COMMANDS: &[RootCommand] = &[STATUS, LIST_ALL, RECORD];
 /// Commands that inject no code, for a process with a damaged heap, which could not run it.
 const INSPECTION_COMMANDS: &[RootCommand] = &[LEAKS, HOLDERS];
 
-/// Attacker without an argument, which short runs have, too.
+/// Attacker without an argument, which is also part of short runs.
 const fn attacker(
     kind: &'static str,
     forgery: Forgery,
@@ -74,7 +74,7 @@ const fn link_attacker(argument: &'static str) -> Attacker {
     }
 }
 
-/// Attacker with a forgery library that stays at its path.
+/// Attacker that maps a forged library, whose file stays at its path.
 const fn library_attacker(forgery: Forgery) -> Attacker {
     attacker("library", forgery, &[RECORD, HOLDERS])
 }
@@ -117,9 +117,10 @@ const ATTACKERS: &[Attacker] = &[
 ];
 const HEAP_ATTACKER: Attacker = attacker("heap", Forgery::Whole, INSPECTION_COMMANDS);
 
-/// Runs all commands on the attackers of this length, and on processes with random heaps. Returns the largest use of
-/// time and memory as text. Fails if it exceeds a limit, or if something is left.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+/// Runs memprof's commands on the attackers' processes, without the slow ones in a short run, and on processes with
+/// random heaps. Needs root. Returns the largest use of time and memory as text. Fails if a command exceeds its limit,
+/// or changes the process or leaves a file.
+pub(super) fn run_attackers(length: SuiteLength) -> Result<String> {
     ensure!(geteuid().is_root(), "the attackers' programs need root");
     let mut worst = ResourceUse::default();
     let mut visits = 0;

@@ -16,8 +16,8 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(10);
 /// Most echoes that may pass during a message without other clients, its JSON and the plugin's work: in the short form,
 /// which runs beside the tests, and in the long one.
 const MAX_ECHOES_PER_MESSAGE: [f64; 2] = [1000.0, 100.0];
-/// Most time that 99 of 100 probes take under attack, beyond that of as many echoes: in the short form, which runs beside
-/// the tests, and in the long one.
+/// Most time that 99 of 100 probes take under attack, beyond that of as many echoes: in the short form, which runs
+/// beside the tests, and in the long one.
 const MAX_DELAYS: [Duration; 2] = [Duration::from_secs(2), Duration::from_millis(50)];
 const MAX_ECHOES_PER_PROBE: u32 = 10;
 const LONG_LINE_BYTES: usize = 1 << 20;
@@ -34,14 +34,15 @@ const ATTACKS: [(Attack, usize); 6] = [
     (send_byte_by_byte, 16),
     (send_garbage, 2),
     (send_long_line, 2),
-    (never_read, 8),
-    (dump_and_leave, 2),
+    (request_without_reading, 8),
+    (request_dump_and_close, 2),
     (stay_silent, 16),
 ];
 
-/// Runs all attacks on a host at the same time. Returns the figures as text. Fails if the other client does not get its
-/// replies in time, if a message costs too much, or if the host dies, leaks descriptors or leaves a bad file.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+/// Runs all attacks on a host at the same time. Returns the figures as text. Fails if a client that behaves well does
+/// not get its replies in time, if a message costs too much, or if the host dies, leaks descriptors or leaves a bad
+/// file.
+pub(super) fn attack_host(length: SuiteLength) -> Result<String> {
     let time = length.pick(Duration::from_secs(3), Duration::from_secs(15));
     let mut host = HostSetup::default().start()?;
     let before = host.descriptor_count()?;
@@ -59,11 +60,11 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
             .flat_map(|(attack, count)| std::iter::repeat_n(*attack, *count))
             .map(|attack| {
                 let socket = &socket;
-                scope.spawn(move || attack_until(deadline, socket, attack))
+                scope.spawn(move || attack_host_until(deadline, socket, attack))
             })
             .collect();
-        let echoes = scope.spawn(move || echo_until(deadline));
-        let probes = probe_until(deadline, &socket);
+        let echoes = scope.spawn(move || time_echoes_until(deadline));
+        let probes = time_probes_until(deadline, &socket);
         let attacks: Result<usize> = attackers
             .into_iter()
             .map(|attacker| attacker.join().expect("no panic"))
@@ -101,8 +102,8 @@ fn p99(mut times: Vec<Duration>) -> Duration {
     times[times.len() * 99 / 100]
 }
 
-/// Time of a message to the host, in times of an [`Echo`]: the least of alternated rounds, so that other load on the
-/// machine slows both.
+/// Returns the time of a message to the host as a multiple of the time of an [`Echo`]. Each time is the minimum of
+/// several rounds, in which both run in turn, so that other load on the machine slows both.
 fn measure_message_cost(socket: &Path, rounds: usize) -> Result<f64> {
     const MESSAGES_PER_ROUND: u32 = 300;
     let mut client = connect(socket)?;
@@ -144,8 +145,9 @@ impl Echo {
     }
 }
 
-/// Sends a byte to an [`Echo`] as often as [`probe_until`] sends a request. Returns the time of each.
-fn echo_until(deadline: Instant) -> Result<Vec<Duration>> {
+/// Sends a byte to an [`Echo`] every [`PROBE_INTERVAL`] until the deadline, as [`time_probes_until`] sends requests.
+/// Returns the time of each echo.
+fn time_echoes_until(deadline: Instant) -> Result<Vec<Duration>> {
     let mut echo = Echo::start()?;
     let mut times = Vec::new();
     while Instant::now() < deadline {
@@ -157,18 +159,19 @@ fn echo_until(deadline: Instant) -> Result<Vec<Duration>> {
     Ok(times)
 }
 
-/// Requests the status again and again until the deadline, each time on a new connection, and returns the time of each
-/// reply. If the host evicts the connection for another one, connects again within the same time.
+/// Requests the status every [`PROBE_INTERVAL`] until the deadline, each time on a new connection, and returns the time
+/// of each reply. If the host closes the connection in favour of another client's, connects again; the time of the
+/// reply includes that.
 ///
 /// # Errors
-/// A reply is missing or is not ok.
-fn probe_until(deadline: Instant, socket: &Path) -> Result<Vec<Duration>> {
+/// A reply is missing or is not ok, or the host evicts connections for longer than [`REPLY_TIMEOUT`].
+fn time_probes_until(deadline: Instant, socket: &Path) -> Result<Vec<Duration>> {
     let mut answers = Vec::new();
     while Instant::now() < deadline {
         let start = Instant::now();
         let status = loop {
             match send_message(&mut connect(socket)?, "status", "") {
-                // The host evicted this connection for another one before the request came.
+                // The host closed this connection in favour of another one before the request came.
                 Err(error) if is_evicted(&error) && start.elapsed() < REPLY_TIMEOUT => {}
                 answer => break answer?,
             }
@@ -180,8 +183,9 @@ fn probe_until(deadline: Instant, socket: &Path) -> Result<Vec<Duration>> {
     Ok(answers)
 }
 
-/// Repeats an attack until the deadline. Returns the number of connections, most of which the host closed.
-fn attack_until(deadline: Instant, socket: &Path, attack: Attack) -> Result<usize> {
+/// Repeats an attack on new connections until the deadline. Returns the number of connections, most of which the host
+/// closed. Fails if the host refuses a connection, or on an error that neither a closed connection nor a timeout gives.
+fn attack_host_until(deadline: Instant, socket: &Path, attack: Attack) -> Result<usize> {
     let mut visits = 0;
     while Instant::now() < deadline {
         let stream = UnixStream::connect(socket)?;
@@ -208,7 +212,7 @@ fn send_byte_by_byte(mut stream: UnixStream) -> std::io::Result<()> {
     }
 }
 
-/// Sends 4 KiB of pseudo-random bytes, and then closes the connection.
+/// Sends 4 KiB of pseudo-random bytes, and closes the connection 5 ms later.
 fn send_garbage(mut stream: UnixStream) -> std::io::Result<()> {
     let lines: Vec<u8> = (0..4096u32)
         .map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8)
@@ -218,22 +222,22 @@ fn send_garbage(mut stream: UnixStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Sends 1 MiB without a newline.
+/// Sends 1 MiB without a newline, 5 ms after it has connected.
 fn send_long_line(mut stream: UnixStream) -> std::io::Result<()> {
     thread::sleep(Duration::from_millis(5));
     stream.write_all(&vec![b'x'; LONG_LINE_BYTES])
 }
 
-/// Sends requests until the socket is full, and never reads the replies.
-fn never_read(mut stream: UnixStream) -> std::io::Result<()> {
+/// Sends requests until the socket is full, reads no reply, and closes the connection after 500 ms.
+fn request_without_reading(mut stream: UnixStream) -> std::io::Result<()> {
     stream.set_nonblocking(true)?;
     while stream.write(PLUGINS_REQUEST).is_ok() {}
     thread::sleep(Duration::from_millis(500));
     Ok(())
 }
 
-/// Requests a dump, and closes the connection before the reply.
-fn dump_and_leave(mut stream: UnixStream) -> std::io::Result<()> {
+/// Requests a dump, and closes the connection 20 ms later without reading the reply.
+fn request_dump_and_close(mut stream: UnixStream) -> std::io::Result<()> {
     stream.write_all(DUMP)?;
     thread::sleep(Duration::from_millis(20));
     Ok(())

@@ -79,6 +79,7 @@ impl Forgery {
                     .arg("--remove-section=.note.gnu.build-id");
                 link.arg(format!("--add-gnu-debuglink={}", debug.display()));
                 run(link.arg(&path))?;
+                // objcopy has read the file for its checksum, so it grows only now.
                 File::options()
                     .write(true)
                     .open(&debug)?
@@ -125,6 +126,8 @@ const LARGE_SECTION: usize = 128 << 20;
 
 /// Contents of `.debug_line`: one program (DWARF 4, 6.2.4) whose special opcodes each make a row for the next address.
 fn line_program() -> Vec<u8> {
+    // Special opcode 32 adds 1 to the address and 0 to the line, by the line base -5 (0xfb), the line range 14 and the
+    // opcode base 13 of the header.
     const NEXT_ADDRESS: u8 = 32;
     let header = [
         &[1, 1, 1, 0xfb, 14, 13][..],
@@ -132,8 +135,10 @@ fn line_program() -> Vec<u8> {
         b"\0a.c\0\0\0\0\0",
     ];
     let header = header.concat();
+    // DW_LNE_set_address, 16.
     let set_address = [0, 9, 2, 16, 0, 0, 0, 0, 0, 0, 0];
     let mut program = [&set_address[..], &vec![NEXT_ADDRESS; LARGE_SECTION]].concat();
+    // DW_LNE_end_sequence.
     program.extend([0, 1, 1]);
     let version = 4_u16.to_le_bytes();
     let header_len = (header.len() as u32).to_le_bytes();
@@ -158,6 +163,7 @@ fn function_entries(is_inlined: bool) -> Vec<u8> {
         true => [entry(2), entry(3).repeat(LARGE_SECTION / 13), vec![0]].concat(),
         false => [entry(2), vec![0]].concat().repeat(LARGE_SECTION / 14),
     };
+    // Version, offset of the abbreviations, size of an address.
     let header = [4, 0, 0, 0, 0, 0, 8];
     with_length(&[&header[..], &entry(1), &entries, &[0]].concat())
 }
@@ -167,7 +173,8 @@ fn with_length(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u32).to_le_bytes()[..], bytes].concat()
 }
 
-/// Returns the file's bytes, in which the header of the section `name` refers to `range` of the file.
+/// Returns the bytes of the ELF file at `path`, with the offset and size in the header of the section `name` changed to
+/// `range`. Fails if the file has no such section.
 fn move_section(path: &Path, name: &str, range: Range<u64>) -> Result<Vec<u8>> {
     let mut bytes = fs::read(path)?;
     let header = FileHeader64::<Endianness>::parse(&*bytes)?;
@@ -179,6 +186,7 @@ fn move_section(path: &Path, name: &str, range: Range<u64>) -> Result<Vec<u8>> {
         header.e_shoff(endian) as usize + index.0 * usize::from(header.e_shentsize(endian));
     // The size is a multiple of 24 bytes, the size of a symbol table entry.
     let size = (range.end - range.start) / 24 * 24;
+    // `sh_offset`, `sh_size`.
     bytes[offset + 24..offset + 32].copy_from_slice(&range.start.to_le_bytes());
     bytes[offset + 32..offset + 40].copy_from_slice(&size.to_le_bytes());
     Ok(bytes)
@@ -193,6 +201,7 @@ fn write_sparse(path: &Path, bytes: &[u8]) -> Result<()> {
 /// Contents of `.debug_info`: 40,000 units of one root entry each (DWARF 4, 7.5.1.1).
 fn debug_info_units() -> Vec<u8> {
     const UNITS: usize = 40_000;
+    // Length, version, offset of the abbreviations, size of an address, abbreviation code.
     let unit = [8, 0, 0, 0, 4, 0, 0, 0, 0, 0, 8, 1];
     unit.repeat(UNITS)
 }
@@ -203,6 +212,7 @@ fn abbreviation_list() -> Vec<u8> {
     const SUBPROGRAM: u8 = 0x2e;
     let mut list = Vec::new();
     for code in 1..=DECLARATIONS {
+        // LEB128: seven bits a byte, the lowest first; the top bit says that another byte follows.
         let mut rest = code;
         while rest >= 0x80 {
             list.push(rest as u8 | 0x80);

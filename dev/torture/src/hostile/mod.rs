@@ -13,11 +13,11 @@ use anyhow::Result;
 use super::SuiteLength;
 
 /// Runs the suite `hostile`, and returns its figures in one line. Fails if one of its three parts fails.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let lines = [
-        clients::run(length)?,
-        attackers::run(length)?,
-        stores::run(length)?,
+        clients::attack_host(length)?,
+        attackers::run_attackers(length)?,
+        stores::query_damaged_stores(length)?,
     ];
     Ok(lines.join("; "))
 }

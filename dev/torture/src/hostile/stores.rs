@@ -24,8 +24,8 @@ const DUMP_COUNT: u64 = 5;
 /// Lets an agent fill a store, also with a dump that waits behind a foreign object in its outbox. Then queries copies
 /// of the store with random damage in their files. Returns the figures as text. Fails if an object is not stored, or if
 /// a command exceeds its limits of time or memory, panics, or leaves something behind.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
-    let agent = AgentDir::new()?;
+pub(super) fn query_damaged_stores(length: SuiteLength) -> Result<String> {
+    let agent = AgentDir::create()?;
     let mut worst = agent.run_until_stored().context("an agent")?;
     let intact = read_files(&agent.store())?;
     ensure!(!intact.is_empty(), "no file in the store");
@@ -54,7 +54,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
         let url = format!("file://{}", store.path().display());
         for (command, args) in COMMANDS {
             let args = [&["fleet", command, "--store", &url], *args].concat();
-            let used = witness::run("memprof-fleet", &args, USUAL_LIMIT);
+            let used = witness::run_within_limit("memprof-fleet", &args, USUAL_LIMIT);
             worst = worst.max(used.with_context(|| format!("{command}, round {round}"))?);
         }
     }
@@ -69,7 +69,7 @@ struct AgentDir(TempDir);
 
 impl AgentDir {
     /// Creates a configuration, and a spool with [`DUMP_COUNT`] dumps.
-    fn new() -> Result<Self> {
+    fn create() -> Result<Self> {
         let agent = Self(tempfile::tempdir()?);
         let (store, spool) = (agent.store(), agent.path("spool"));
         let store = format!("file://{}", store.display());
@@ -96,10 +96,10 @@ impl AgentDir {
         Ok(fs::write(path, dump_json(number).to_string())?)
     }
 
-    /// Runs the agent until it has stored the spool's dumps. Fails as [`witness::run`] does.
+    /// Runs the agent until it has stored the spool's dumps. Fails as [`witness::run_within_limit`] does.
     fn run_until_stored(&self) -> Result<ResourceUse> {
         let config = self.path("fleet.toml").display().to_string();
-        witness::run(
+        witness::run_within_limit(
             "memprof-fleet",
             &["agent", "--once", "--config", &config],
             USUAL_LIMIT,
@@ -121,8 +121,8 @@ fn read_files(directory: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     Ok(found)
 }
 
-/// Returns a copy of the bytes in which one to eight are changed, most of them in the footer, which has the offsets
-/// of all other data.
+/// Returns a copy of a file's bytes with up to eight random changes. Two of three are in the last 600 bytes, the
+/// footer, which has the offsets of all other data. `bytes` must not be empty.
 fn damage_bytes(bytes: &[u8], random: &mut Random) -> Vec<u8> {
     const FOOTER_BYTES: usize = 600;
     let mut bytes = bytes.to_vec();

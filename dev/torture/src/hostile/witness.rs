@@ -53,12 +53,17 @@ const TIMEOUT_EXIT_CODE: i32 = 124;
 /// `witness.c` adds the signal's number to this for a command that died of a signal.
 const SIGNAL_EXIT_BASE: i32 = 128;
 
-/// Runs a program of `target/dist/bin`, and returns its use of time and memory. It may succeed or fail.
+/// Runs a program of `target/dist/bin` within limits, and returns its use of time and memory. The program's exit code
+/// may be that of a failure.
 ///
 /// # Errors
 /// The program exceeds the limits, panics or dies of a signal, leaves a process or a temporary file, or prints control
 /// characters.
-pub(super) fn run(program: &str, args: &[&str], limit: ResourceLimit) -> Result<ResourceUse> {
+pub(super) fn run_within_limit(
+    program: &str,
+    args: &[&str],
+    limit: ResourceLimit,
+) -> Result<ResourceUse> {
     let dir = tempfile::tempdir()?;
     let (report, temporary) = (dir.path().join("report"), dir.path().join("temporary"));
     fs::create_dir(&temporary)?;
@@ -75,6 +80,7 @@ pub(super) fn run(program: &str, args: &[&str], limit: ResourceLimit) -> Result<
         .status()?;
     ensure!(status.success(), "the witness: {status}");
     let text = fs::read_to_string(&report)?;
+    // The exit code, the time, the largest memory, and 1 if a process was left.
     let mut numbers = text.split_ascii_whitespace().map(str::parse::<u64>);
     let mut number = || {
         numbers

@@ -59,13 +59,15 @@ pub(super) struct HostileHosts {
 }
 
 impl HostileHosts {
-    /// Opens `count` sockets of each kind, as user `uid` if given. The hosts' threads run until the process ends.
+    /// Opens `count` sockets of each kind in `directory`, as user `uid` if given, and waits until clients can connect.
+    /// The hosts are threads of this process, which run until it ends.
     pub(super) fn start(uid: Option<u32>, directory: &Path, count: usize) -> Result<Self> {
         let mut hostile = Self {
             directory: directory.to_owned(),
             sockets: Vec::new(),
         };
         for (number, kind) in (0..count).flat_map(|_| Misbehaviour::ALL).enumerate() {
+            // A socket has the host's pid as name.
             let socket = directory.join(format!("{}.sock", 4_000_000 + number));
             let (opened, wait) = channel();
             let path = socket.clone();
@@ -134,6 +136,7 @@ fn open_dump(kind: Misbehaviour, socket: &Path) -> Result<File> {
         Misbehaviour::Fifo => {
             let path = socket.with_extension("fifo");
             mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR)?;
+            // While this process has it open for writing, a reader waits and never sees its end.
             Ok(OpenOptions::new().read(true).write(true).open(path)?)
         }
         _ => {
@@ -144,7 +147,8 @@ fn open_dump(kind: Misbehaviour, socket: &Path) -> Result<File> {
     }
 }
 
-/// Serves one connection, in the way of this kind, until the client closes it.
+/// Serves one connection with the misbehaviour of this kind until the client closes the connection. `dump` is the file
+/// that the host passes as a dump.
 fn misbehave(kind: Misbehaviour, mut stream: UnixStream, dump: &File) -> io::Result<()> {
     match kind {
         Misbehaviour::EndlessLine => loop {
@@ -166,7 +170,8 @@ fn misbehave(kind: Misbehaviour, mut stream: UnixStream, dump: &File) -> io::Res
     Ok(())
 }
 
-/// Returns the result of a request, and whether the dump's file is passed with it.
+/// Returns the JSON-RPC result for a request, with [`HOSTILE_TEXT`] wherever it has text, and whether the dump's file
+/// is passed with it.
 fn reply_result(kind: Misbehaviour, request: &Value) -> (Value, bool) {
     let message = request["params"]["message"].as_str();
     let body = |body: Value| {

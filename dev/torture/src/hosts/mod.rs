@@ -26,7 +26,7 @@ const MAX_REFUSED_DUMP_BYTES: u64 = 4096;
 
 /// Runs the suite `hosts`, and returns its figures in one line. Fails if a command hangs, prints control characters,
 /// writes a large file, or does not list the honest host.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let mut host = HostSetup::default().start()?;
     // Only root discovers the hosts of other users. For others the hostile hosts are in their own directory.
     let is_root = nix::unistd::geteuid().is_root();
@@ -59,6 +59,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     }
     check(&["status", "-t", &pid])?;
     check(&["status", "-t", "no-such-host"])?;
+    // The first hosts are one of each kind.
     for (kind, socket) in hostile.sockets.iter().take(Misbehaviour::ALL.len()) {
         let socket = socket.to_str().context("a path that is text")?;
         check(&["status", "-t", socket, "--timeout", timeout])?;
@@ -77,7 +78,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
         ensure!(file.exists() != is_refused, "{kind:?}: {written} bytes");
     }
     let start = Instant::now();
-    let listed = user.serve_hosts()?;
+    let listed = user.list_hosts_over_http()?;
     ensure!(
         listed.contains(&pid),
         "the honest host is missing: {listed}"
@@ -100,7 +101,7 @@ struct CliUser {
 }
 
 impl CliUser {
-    /// Runs a command, and returns its output and error texts, whatever its exit code.
+    /// Runs `memprof` with these arguments, and returns its output and error texts, whatever its exit code.
     ///
     /// # Errors
     /// The command hangs, dies of a signal, or prints control or text direction characters.
@@ -128,8 +129,9 @@ impl CliUser {
         Ok(shown)
     }
 
-    /// Starts `memprof serve`, and returns its HTTP response with the list of hosts.
-    fn serve_hosts(&self) -> Result<String> {
+    /// Starts `memprof serve`, and returns its HTTP response with the list of hosts. Fails if it prints no address, or
+    /// if it sends nothing for [`COMMAND_TIMEOUT`].
+    fn list_hosts_over_http(&self) -> Result<String> {
         let mut server = Server(
             Command::new(dist_dir().join("bin/memprof"))
                 .args(["serve", "--listen", "127.0.0.1:0"])

@@ -129,6 +129,7 @@ impl RunningInterpreter {
     pub(super) fn run_round(&mut self) -> Result<()> {
         self.input.write_all(self.line.as_bytes())?;
         let mut reply = String::new();
+        // `sqlite3 -interactive` prints its prompt before the reply.
         while !reply.trim_end().ends_with("ok") {
             reply.clear();
             ensure!(self.output.read_line(&mut reply)? > 0, "it has ended");

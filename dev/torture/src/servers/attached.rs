@@ -54,8 +54,9 @@ impl fmt::Display for AttachReport {
     }
 }
 
-/// Attaches to the server, samples its load and detaches; then `cycles` more times under load. Fails if the server
-/// behaves differently from `plain`.
+/// Attaches to the server, samples its load and detaches; once more together with a forked child; then `cycles` more
+/// times under load. Fails if something of memprof is left after a detach, or if the server behaves differently from
+/// `plain`.
 pub(super) fn attach_and_sample(
     tools: &Tools,
     server: &Server,
@@ -99,8 +100,8 @@ pub(super) fn attach_and_sample(
     })
 }
 
-/// Detaches from a sampled server together with a child that it forked, if it can fork one. Fails if one of them keeps
-/// the plugin or changed slots.
+/// Attaches to a server, samples it, lets it fork a child if it can, and detaches from both by `memprof detach --tree`.
+/// Fails if one of them keeps the plugin or patched GOT slots.
 fn detach_with_child(tools: &Tools, running: &mut RunningServer, slots: &Slots) -> Result<()> {
     let pid = running.pid()?;
     tools.attach(pid)?;
@@ -115,8 +116,8 @@ fn detach_with_child(tools: &Tools, running: &mut RunningServer, slots: &Slots) 
         .try_for_each(|each| check_unloaded(tools, each, slots))
 }
 
-/// Checks that `memprof ps` does not list the process, that it has no thread of memprof, and that its slots have the
-/// values of `slots`.
+/// Checks that `memprof ps` does not list the process, that it has no thread of memprof, and that its GOT slots have
+/// the values of `slots`, which were read before.
 fn check_unloaded(tools: &Tools, pid: u32, slots: &Slots) -> Result<()> {
     ensure!(!tools.is_listed(pid)?, "ps lists {pid}, which was left");
     Slots::read(pid)?.check_equal(slots)?;
@@ -128,7 +129,8 @@ fn check_unloaded(tools: &Tools, pid: u32, slots: &Slots) -> Result<()> {
     Ok(())
 }
 
-/// Attaches to the process, activates sampling, and detaches. Returns the time for which the process was stopped.
+/// Attaches to the process, activates sampling, and detaches. Returns the time for which the attachment stopped a
+/// thread. Fails if sampling does not become active.
 fn run_cycle(tools: &Tools, pid: u32) -> Result<StopTime> {
     let stopped = tools.attach(pid)?;
     let active = tools.send(pid, "activate", &ACTIVATE_ARGS)?;
@@ -137,8 +139,9 @@ fn run_cycle(tools: &Tools, pid: u32) -> Result<StopTime> {
     Ok(stopped)
 }
 
-/// Runs `work` while another thread loads and queries the server. Returns the number of loads; `work` gets a function
-/// that returns whether that thread still runs. Fails if a reply changes.
+/// Runs `work` while another thread loads and queries the server. `work` gets a function that returns whether this
+/// thread still runs, which ends at an error. Returns the number of loads. Fails if a reply changes, or if `work`
+/// fails.
 fn run_under_load(
     running: &mut RunningServer,
     work: impl FnOnce(&dyn Fn() -> bool) -> Result<()>,
@@ -172,7 +175,8 @@ fn is_busy(error: &anyhow::Error) -> bool {
 }
 
 impl Tools {
-    /// Attaches to a process. If all threads are busy, tries again for [`REPLY_TIMEOUT`], as the error advises.
+    /// Attaches to a process. If all its threads are busy, tries again for [`REPLY_TIMEOUT`], as the error advises.
+    /// Returns the time for which a thread was stopped, and the number of these refusals.
     fn attach(&self, pid: u32) -> Result<StopTime> {
         let start = Instant::now();
         let mut busy = 0;

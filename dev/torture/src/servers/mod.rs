@@ -23,7 +23,7 @@ const CYCLES: usize = 1000;
 
 /// Runs the suite `servers`: installs the servers, and samples each. Prints lines for each, and returns the figures of
 /// all in one line. Fails if one of them failed.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let chosen: Vec<&Server> = SERVERS
         .iter()
         .filter(|server| length == SuiteLength::Long || SHORT_SUITE.contains(&server.name))
@@ -73,8 +73,8 @@ pub(super) fn install(servers: &[&Server]) -> Result<()> {
     packages::ensure_installed(&Vec::from_iter(needed))
 }
 
-/// Runs a server without memprof, under `memprof run`, and attached to `cycles` times. Fails if it behaves differently
-/// with memprof.
+/// Runs a server without memprof, then under `memprof run`, then attached to `cycles` times under load. Returns the
+/// figures of the two runs with memprof. Fails if the server behaves differently in them.
 fn run_server(
     tools: &Tools,
     server: &Server,
@@ -94,7 +94,7 @@ fn sample_under_run(tools: &Tools, server: &Server, plain: &Behaviour) -> Result
     tools
         .wait_for_reply(pid)
         .map_err(|error| running.error_with_log(&error))?;
-    tools.give_to(dumps.path(), pid)?;
+    tools.chown_to_process_user(dumps.path(), pid)?;
     let before = running.query()?;
     let report =
         sample(tools, server, &mut running).map_err(|error| running.error_with_log(&error))?;

@@ -58,7 +58,7 @@ pub(super) fn sample(
     ensure!(active["profiling"] == "active", "{active}");
     running.run_load()?;
     let during = sampled_allocator_status(&tools.send(pid, "status", &[])?)?;
-    let dump = tools.file("dump.heap")?;
+    let dump = tools.file_path("dump.heap")?;
     tools.run_memprof(&["dump", "-t", &pid.to_string(), "-o", &dump])?;
     let json = tools.run_memprof(&["report", &dump, "--format", "json", "--cum"])?;
     let (function, share) =
@@ -87,7 +87,7 @@ pub(super) fn sample(
     Ok(report)
 }
 
-/// Status of the allocator that memprof's sampler serves. Fails if there is none.
+/// Returns the part of a reply to `status` about the allocator that memprof's sampler serves. Fails if there is none.
 fn sampled_allocator_status(status: &Value) -> Result<Value> {
     let allocators = status["allocators"].as_array().context("allocators")?;
     let status_of_sampler = allocators.iter().find(|each| each["sampler"] == "memprof");

@@ -30,7 +30,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub(crate) struct Tools {
     dir: TempDir,
     /// Directories of sockets and dumps that existed before.
-    socket_directories: HashSet<PathBuf>,
+    host_directories: HashSet<PathBuf>,
 }
 
 impl Tools {
@@ -46,7 +46,7 @@ impl Tools {
         }
         Ok(Self {
             dir,
-            socket_directories: socket_directories(),
+            host_directories: host_directories(),
         })
     }
 
@@ -56,12 +56,12 @@ impl Tools {
     }
 
     /// Returns the path of a file in the directory of the copies. Fails if the path is not UTF-8.
-    pub(super) fn file(&self, name: &str) -> Result<String> {
+    pub(super) fn file_path(&self, name: &str) -> Result<String> {
         let path = self.dir.path().join(name);
         Ok(path.to_str().context("a path that is text")?.to_owned())
     }
 
-    /// Command that executes a program under `memprof run`, with its dumps in a directory.
+    /// Arguments to put before a command, so that it runs under `memprof run` with its dumps in the directory `dumps`.
     pub(super) fn wrapper(&self, dumps: &Path) -> Vec<OsString> {
         let args = [
             "run".as_ref(),
@@ -77,9 +77,10 @@ impl Tools {
 
     /// Changes the owner and the group of a directory to the effective ones of the process, which writes its dumps
     /// there.
-    pub(crate) fn give_to(&self, directory: &Path, pid: u32) -> Result<()> {
+    pub(crate) fn chown_to_process_user(&self, directory: &Path, pid: u32) -> Result<()> {
         let effective = |field: &str| -> Result<u32> {
             let ids = status_field(pid, field)?;
+            // Real, effective, saved and file system id (proc(5)).
             let id = ids.split_ascii_whitespace().nth(1);
             Ok(id.with_context(|| field.to_owned())?.parse()?)
         };
@@ -137,7 +138,7 @@ impl Drop for Tools {
     /// Removes the directories of hosts that appeared in /tmp since `install`; those with a socket of another host
     /// stay.
     fn drop(&mut self) {
-        for directory in socket_directories().difference(&self.socket_directories) {
+        for directory in host_directories().difference(&self.host_directories) {
             // A dump directory has a second dash, before the program's name.
             let is_store = directory.to_string_lossy().matches('-').count() > 1;
             // remove_dir fails on a directory with a socket, which is another host's.
@@ -150,14 +151,14 @@ impl Drop for Tools {
 }
 
 /// Directories of hosts in /tmp: for sockets, with the user id in the name, and for dumps, with the program's name too.
-fn socket_directories() -> HashSet<PathBuf> {
+fn host_directories() -> HashSet<PathBuf> {
     let entries = fs::read_dir("/tmp").into_iter().flatten().flatten();
-    let is_socket_dir = |path: &PathBuf| {
+    let is_host_dir = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str());
         name.is_some_and(|name| name.starts_with("memprof-"))
     };
     entries
         .map(|entry| entry.path())
-        .filter(is_socket_dir)
+        .filter(is_host_dir)
         .collect()
 }

@@ -24,8 +24,9 @@ pub(crate) struct HeldResources {
 }
 
 impl HeldResources {
-    /// Reads the resources until two reads are equal, or returns the last read after [`SETTLE_TIMEOUT`]. Without
-    /// `has_own_threads` only memprof's threads count, because runtimes and servers start threads at any time.
+    /// Reads the resources again and again until two reads are equal, but for [`SETTLE_TIMEOUT`] at most, and returns
+    /// the last read. Unless `has_own_threads`, only memprof's threads count, because runtimes and servers start
+    /// threads at any time.
     pub(crate) fn read_settled(pid: u32, has_own_threads: bool) -> Result<Self> {
         let start = Instant::now();
         let mut held = Self::read(pid, has_own_threads)?;
@@ -39,8 +40,8 @@ impl HeldResources {
         }
     }
 
-    /// Reads the resources once, without the program's own sockets and the plugin's code, which stays mapped. Without
-    /// `has_own_threads` only memprof's threads count.
+    /// Reads the resources once, without the program's own sockets and the plugin's code, which stays mapped. Unless
+    /// `has_own_threads`, only memprof's threads count.
     fn read(pid: u32, has_own_threads: bool) -> Result<Self> {
         let mut held = Self::default();
         let sockets = fs::read_to_string(format!("/proc/{pid}/net/unix"))?;
@@ -51,7 +52,7 @@ impl HeldResources {
             };
             let number = entry.file_name();
             let target = target.display().to_string();
-            if is_of_program(&target, &sockets) {
+            if is_program_socket(&target, &sockets) {
                 continue;
             }
             held.descriptors
@@ -73,7 +74,7 @@ impl HeldResources {
     }
 
     /// Waits until a process has these resources again, for which its own threads may need some time. Fails, with the
-    /// differences, after [`SETTLE_TIMEOUT`]. `has_own_threads` is as for [`Self::read_settled`].
+    /// differences, after [`SETTLE_TIMEOUT`]. `has_own_threads` must be that of the read that returned these resources.
     pub(crate) fn wait_until_restored(&self, pid: u32, has_own_threads: bool) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -117,14 +118,15 @@ impl HeldResources {
     }
 }
 
-/// Whether a descriptor is a socket of the program, whose clients may change: its path in /proc/PID/net/unix does not
-/// contain memprof, unlike the plugin's socket and connections.
-fn is_of_program(target: &str, sockets: &str) -> bool {
+/// Whether a descriptor with this target, as its link in /proc names it, is a socket of the program, not of the plugin.
+/// `sockets` is /proc/PID/net/unix, in which the plugin's socket and connections have a path with `memprof`.
+fn is_program_socket(target: &str, sockets: &str) -> bool {
     let inode = target.strip_prefix("socket:[");
     let Some(inode) = inode.and_then(|inode| inode.strip_suffix(']')) else {
         return false;
     };
     !sockets.lines().any(|line| {
+        // The inode is the seventh column, the path the eighth and last (proc_pid_net(5)).
         let mut words = line.split_ascii_whitespace().skip(6);
         words.next() == Some(inode) && words.next().is_some_and(|path| path.contains("memprof"))
     })
@@ -140,7 +142,7 @@ mod tests {
                        0000: 00000002 00000000 00000000 0001 03 18\n\
                        0000: 00000002 00000000 00000000 0001 03 19 /run/other.sock\n";
         let check = |target: &str, expected: bool| {
-            assert_eq!(is_of_program(target, sockets), expected, "{target}");
+            assert_eq!(is_program_socket(target, sockets), expected, "{target}");
         };
         check("socket:[17]", false);
         check("socket:[18]", true);

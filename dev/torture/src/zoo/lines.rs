@@ -47,8 +47,8 @@ impl Lines {
     }
 }
 
-/// Receives the output lines, and the rest after the last one, from a thread, so that a hanging program does not block
-/// the suite.
+/// Reads a program's output on a thread, so that a program that hangs does not block the suite. The receiver gets each
+/// line with its newline, and the rest after the last line.
 fn receive_lines(mut output: impl BufRead + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     thread::spawn(move || {
@@ -72,9 +72,9 @@ impl Running {
         self.child.id()
     }
 
-    /// Sends the line, and returns the reply. Fails if the program has exited, or does not reply within
-    /// [`REPLY_TIMEOUT`].
-    pub(super) fn answer(&mut self) -> Result<String> {
+    /// Sends the program its line, and returns the reply with its newline. Fails if the program has exited, or does not
+    /// reply within [`REPLY_TIMEOUT`].
+    pub(super) fn send_line(&mut self) -> Result<String> {
         let input = self.input.as_mut().context("its input is closed")?;
         // If the program has exited, the status below says so.
         let _ = input.write_all(self.line.as_bytes());
@@ -87,8 +87,8 @@ impl Running {
         }
     }
 
-    /// Closes the input, and returns the remaining output and the exit status. Fails if the program neither writes nor
-    /// ends within [`REPLY_TIMEOUT`].
+    /// Closes the input, waits for the program's end, and returns the remaining output and the exit status as text.
+    /// Fails if the program neither writes nor ends within [`REPLY_TIMEOUT`].
     pub(super) fn end(mut self) -> Result<String> {
         drop(self.input.take());
         let mut output = String::new();

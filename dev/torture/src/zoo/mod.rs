@@ -20,7 +20,7 @@ use super::servers::Tools;
 pub(crate) use held::HeldResources;
 pub(crate) use odd::LINKED;
 use round::run_round;
-use subject::{Running, Subject, subjects};
+use subject::{Running, Subject, install_subjects};
 
 /// Rounds of each program in the long suite, unless the variable says otherwise.
 const ROUNDS: usize = 20;
@@ -33,7 +33,7 @@ const ONLY_VARIABLE: &str = "ZOO_ONLY";
 /// Runs the suite `zoo` on each program, prints a line for each, and returns the figures of all in one line. Fails if
 /// one of them failed, or if too many refused something. [`ROUNDS_VARIABLE`] changes the number of rounds, and
 /// [`ONLY_VARIABLE`] leaves only the programs whose names contain it.
-pub(super) fn run(length: SuiteLength) -> Result<String> {
+pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let rounds = match std::env::var(ROUNDS_VARIABLE) {
         Ok(text) => text.parse().context(ROUNDS_VARIABLE)?,
         Err(_) => length.pick(1, ROUNDS),
@@ -41,7 +41,7 @@ pub(super) fn run(length: SuiteLength) -> Result<String> {
     let only = std::env::var(ONLY_VARIABLE).unwrap_or_default();
     let tools = Tools::install()?;
     let mut tally = Tally::default();
-    for subject in subjects(length)? {
+    for subject in install_subjects(length)? {
         let name = subject.name();
         if !name.contains(&only) {
             continue;
@@ -73,7 +73,8 @@ struct Visit {
     refusals: BTreeMap<String, usize>,
 }
 
-/// Runs all commands `rounds` times on a program. Fails if its replies, its exit or its resources change.
+/// Runs all commands of memprof `rounds` times on a program while it works. Returns the number of its replies
+/// meanwhile, and the commands' refusals. Fails if its replies, its exit or its resources change.
 fn run_rounds(tools: &Tools, subject: &Subject, rounds: usize) -> Result<Visit> {
     let (expected, ending) = run_without_memprof(subject).context("without memprof")?;
     let mut running = subject.start()?;
@@ -81,7 +82,7 @@ fn run_rounds(tools: &Tools, subject: &Subject, rounds: usize) -> Result<Visit> 
     running.warm_up()?;
     let held = HeldResources::read_settled(pid, subject.is_odd())?;
     let dumps = tempfile::tempdir()?;
-    tools.give_to(dumps.path(), pid)?;
+    tools.chown_to_process_user(dumps.path(), pid)?;
     let (mut visit, may_fail) = (Visit::default(), subject.may_fail());
     for at in 0..rounds {
         let (refusals, answers) = run_under_load(&mut running, &expected, || {
@@ -96,7 +97,7 @@ fn run_rounds(tools: &Tools, subject: &Subject, rounds: usize) -> Result<Visit> 
                 .or_default() += 1;
         }
         let answer = running
-            .answer()
+            .run_work()
             .with_context(|| format!("after round {at}"))?;
         ensure!(answer == expected, "CHANGED: {answer:?}, not {expected:?}");
         held.wait_until_restored(pid, subject.is_odd())
@@ -114,42 +115,43 @@ fn run_rounds(tools: &Tools, subject: &Subject, rounds: usize) -> Result<Visit> 
 fn run_without_memprof(subject: &Subject) -> Result<(String, String)> {
     let mut running = subject.start()?;
     let answer = running.warm_up()?;
-    let again = running.answer()?;
+    let again = running.run_work()?;
     ensure!(answer == again, "it answers {answer:?}, then {again:?}");
     Ok((answer, running.end()?))
 }
 
-/// Runs `harm` while another thread sends the program lines. Returns the result of `harm`, and the number of replies
-/// meanwhile. Fails if a reply changes.
+/// Calls `run_commands` while another thread lets the program work. Returns the result of `run_commands`, and the
+/// number of the program's replies meanwhile. Fails if `run_commands` fails, or if a reply is not `expected`.
 fn run_under_load<T>(
     running: &mut Running,
     expected: &str,
-    harm: impl FnOnce() -> Result<T>,
+    run_commands: impl FnOnce() -> Result<T>,
 ) -> Result<(T, usize)> {
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
         let working = scope.spawn(|| {
             let mut answers = 0;
             while !is_done.load(Ordering::Relaxed) {
-                let answer = running.answer()?;
+                let answer = running.run_work()?;
                 ensure!(answer == expected, "CHANGED: {answer:?}, not {expected:?}");
                 answers += 1;
             }
             anyhow::Ok(answers)
         });
-        let harmed = harm();
+        let result = run_commands();
         is_done.store(true, Ordering::Relaxed);
         let answers = working.join().expect("it does not panic");
         // The program's error comes first, because memprof fails on a dead program.
-        match (answers, harmed) {
-            (Ok(answers), Ok(harmed)) => Ok((harmed, answers)),
+        match (answers, result) {
+            (Ok(answers), Ok(result)) => Ok((result, answers)),
             (Err(error), Ok(_)) | (Ok(_), Err(error)) => Err(error),
             (Err(error), Err(cause)) => bail!("{error:#}; {cause:#}"),
         }
     })
 }
 
-/// Lines about the refusals, each with its number of times; empty if there are none.
+/// Returns a line for each refusal with the number of its occurrences, as text that begins with a newline; empty if
+/// there are none.
 fn refusal_lines(refusals: &BTreeMap<String, usize>) -> String {
     let lines = refusals
         .iter()
@@ -166,13 +168,14 @@ struct Tally {
 }
 
 impl Tally {
-    /// Adds the replies of one program, and counts it if it refused something.
+    /// Adds the replies of one program, and counts the program if memprof refused something on it.
     fn add(&mut self, visit: Visit) {
         self.answers += visit.answers;
         self.refused += usize::from(!visit.refusals.is_empty());
     }
 
-    /// Summary of all programs. Fails if one of them failed, or if too many refused something.
+    /// Returns the figures of all programs in one line. Fails if one of them failed, or if memprof refused something on
+    /// more than one in [`PROGRAMS_PER_REFUSAL`].
     fn summary_line(self, rounds: usize) -> Result<String> {
         let Self {
             programs,

@@ -30,18 +30,18 @@ const fn in_long_suite(kind: &'static str) -> Odd {
 }
 
 /// A variant that the short suite runs, too.
-const fn in_both_suites(name: &'static str) -> Odd {
+const fn in_both_suites(kind: &'static str) -> Odd {
     Odd {
         is_short: true,
-        ..in_long_suite(name)
+        ..in_long_suite(kind)
     }
 }
 
 /// A variant in a program of [`LINKED`], which only the long suite runs.
-const fn built_as(program: &'static str, name: &'static str) -> Odd {
+const fn built_as(program: &'static str, kind: &'static str) -> Odd {
     Odd {
         program,
-        ..in_long_suite(name)
+        ..in_long_suite(kind)
     }
 }
 
@@ -125,7 +125,7 @@ impl Odd {
         }
     }
 
-    /// Returns the description by which the variant is started, and the line to which it replies.
+    /// Returns the command that starts the variant, and the line to which it replies.
     pub(super) fn lines(&self) -> Lines {
         let program = dist_dir().join("torture").join(self.program);
         Lines {

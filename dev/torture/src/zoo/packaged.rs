@@ -359,7 +359,7 @@ pub(super) const PACKAGED: &[Packaged] = &[
 ];
 
 impl Packaged {
-    /// Returns the description by which the program is started, and the line to which it replies.
+    /// Returns the command that starts the program, and the line to which it replies.
     pub(super) fn lines(&self) -> Lines {
         Lines {
             words: self.words.iter().map(|word| (*word).to_owned()).collect(),

@@ -25,9 +25,9 @@ enum Outcome {
     Refused(String),
 }
 
-/// Runs all commands once while the program works, and returns the refusals; without a successful attach, leaves out
-/// those that need the plugin. If `may_fail`, commands may also fail: the program executes another, or cannot write
-/// files.
+/// Runs all commands once on a process, and returns the refusals, each with its command. If `attach` is refused, leaves
+/// out the commands that need the plugin. If `may_fail`, failures count as refusals: the program executes another one,
+/// or cannot write files.
 pub(super) fn run_round(
     tools: &Tools,
     pid: u32,
@@ -61,8 +61,8 @@ pub(super) fn run_round(
     Ok(refusals)
 }
 
-/// Runs `memprof`. Fails unless the command succeeds, has nothing to show, refuses with a reason, or fails with one and
-/// `may_fail` is set.
+/// Runs `memprof` with these arguments. A command that has no data counts as done. Fails if the command takes longer
+/// than [`COMMAND_TIMEOUT`], fails while `may_fail` is false, or refuses or fails without a reason.
 fn run_memprof(tools: &Tools, args: &[&str], may_fail: bool) -> Result<Outcome> {
     let output = Command::new("timeout")
         .args(["-k", "5", COMMAND_TIMEOUT])
@@ -89,8 +89,8 @@ fn run_memprof(tools: &Tools, args: &[&str], may_fail: bool) -> Result<Outcome> 
     }
 }
 
-/// Returns the reason of a failed command: the last line of its error output, which notes precede. With `--json` the
-/// error is a part of the reply. Empty if it gives none.
+/// Returns the reason of a failed command: the last line of its error output, which may begin with notes, or else the
+/// error in its JSON reply. Empty if the command gives none.
 fn error_reason(errors: &str, reply: &[u8]) -> String {
     let last = errors.lines().last().map(str::to_owned);
     let from_reply = || {

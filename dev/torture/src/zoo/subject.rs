@@ -23,8 +23,9 @@ pub(super) enum Subject {
     Server(&'static Server),
 }
 
-/// Returns the programs for a suite length, after installing their packages. Only the long suite has servers.
-pub(super) fn subjects(length: SuiteLength) -> Result<Vec<Subject>> {
+/// Installs the missing Debian packages of the programs for a suite length, and returns these programs. Only the long
+/// suite has servers.
+pub(super) fn install_subjects(length: SuiteLength) -> Result<Vec<Subject>> {
     let is_chosen = |is_short: bool| length == SuiteLength::Long || is_short;
     let packaged: Vec<&Packaged> = PACKAGED
         .iter()
@@ -95,10 +96,10 @@ impl Running {
         }
     }
 
-    /// Sends the program its line, or the server its load. Returns the reply.
-    pub(super) fn answer(&mut self) -> Result<String> {
+    /// Sends the program its line, or a server its load and then a query. Returns the reply.
+    pub(super) fn run_work(&mut self) -> Result<String> {
         match self {
-            Self::Lines(running) => running.answer(),
+            Self::Lines(running) => running.send_line(),
             Self::Server(running) => {
                 running.run_load()?;
                 running.query()
@@ -106,7 +107,7 @@ impl Running {
         }
     }
 
-    /// Ends the program. Returns its last output, if it replies to lines, and its exit.
+    /// Ends the program, and returns its exit as text, after the remaining output if it is no server.
     pub(super) fn end(self) -> Result<String> {
         match self {
             Self::Lines(running) => running.end(),
@@ -115,7 +116,7 @@ impl Running {
     }
 
     /// Lets the program work until its resources no longer grow, and returns its last reply. A server needs fewer
-    /// replies.
+    /// replies, each after a whole load.
     pub(super) fn warm_up(&mut self) -> Result<String> {
         let times = match self {
             Self::Lines(_) => WARM_UP_REPLIES,
@@ -123,7 +124,7 @@ impl Running {
         };
         let mut answer = String::new();
         for _ in 0..times {
-            answer = self.answer()?;
+            answer = self.run_work()?;
         }
         Ok(answer)
     }

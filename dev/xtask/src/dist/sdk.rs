@@ -20,8 +20,8 @@ pub const SDK: &[&str] = &[
     "memprof-ptrace",
 ];
 
-/// Returns the directory into which cargo packs the SDK. Tests build outside of the workspace beside it, with the same
-/// dependencies.
+/// Returns the directory into which cargo packs the SDK. It lies in the target directory of tests that build packages
+/// outside of the workspace with the same dependencies, so that these are built once.
 fn packed_sdk_dir() -> PathBuf {
     project_root().join("target/abi/package")
 }
@@ -43,8 +43,9 @@ pub fn pack_sdk(verify: bool) -> Result<()> {
     run(package.arg("--target-dir").arg(target))
 }
 
-/// Removes what cargo has cached of packed crates: their sources, unpacked in cargo's home, and what it has built of
-/// them in `target`. Cargo tells cached crates apart by their versions only, so it would use those of an earlier state.
+/// Removes what cargo has cached of packed crates: their unpacked sources in cargo's home, and the files that it has
+/// built of them in the target directory `target`. Cargo tells cached crates apart only by their versions, so it would
+/// use those of an earlier state.
 fn remove_cached_sdk(target: &Path) -> Result<()> {
     let mut clean = cargo_command(&["clean", "--quiet"]);
     for name in SDK {
@@ -71,8 +72,8 @@ fn remove_cached_sdk(target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the crate of the SDK to which a file or directory with a name and version belongs, as `memprof-own-0.2.0`
-/// does. `None` if it belongs to none.
+/// Returns the crate of the SDK in the name of a packed file or directory, which has the form `memprof-own-0.2.0`.
+/// `None` if the name has another form, or another crate.
 fn find_sdk_crate(packed_name: &str) -> Option<&'static str> {
     let has_version = |name: &&str| {
         let version = packed_name
@@ -142,8 +143,8 @@ pub fn lay_out_sdk(sdk: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Adds to each dependency of a packed crate on another crate of the SDK the path of that crate's folder beside it, so
-/// that `cargo add --path` is enough.
+/// Gives each dependency in the manifest of a packed crate on another crate of the SDK the path of that crate's folder,
+/// which lies beside its own. So authors can add the crate by `cargo add --path` alone.
 fn add_neighbour_paths(manifest: &Path) -> Result<()> {
     let text = fs::read_to_string(manifest).with_context(|| manifest.display().to_string())?;
     let with_paths = SDK.iter().fold(text, |text, name| {

@@ -53,8 +53,8 @@ fn add_files(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> Result<()>
     Ok(())
 }
 
-/// Returns each path and each of its ends: `src/lint/words.rs`, `lint/words.rs`, `words.rs`. Also those of the folders
-/// above it.
+/// Returns each path, the paths of the folders above it, and each end of these paths: `src/lint/words.rs`,
+/// `lint/words.rs`, `words.rs`. A document may name a file by any of them.
 fn path_ends(files: &[PathBuf]) -> HashSet<PathBuf> {
     let mut ends = HashSet::new();
     for file in files {

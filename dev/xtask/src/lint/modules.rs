@@ -218,12 +218,14 @@ impl ImportVisitor<'_> {
 }
 
 impl<'ast> Visit<'ast> for ImportVisitor<'_> {
+    /// Adds the imports of a `use`, unless it is compiled only for tests.
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
         if !has_cfg_test(&item.attrs) {
             self.add_imports(&item.tree, Vec::new());
         }
     }
 
+    /// Visits all functions but those that are compiled only for tests.
     fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
         if !has_cfg_test(&item.attrs) {
             syn::visit::visit_item_fn(self, item);
@@ -239,16 +241,16 @@ impl<'ast> Visit<'ast> for ImportVisitor<'_> {
     }
 }
 
-/// Returns the module of the item that the module `at` calls `path`. `None` if it is outside of the crate. `depth` is
-/// the number of imports followed so far, which is limited because imports may form a cycle.
+/// Returns the module of the item that the module `from` calls `path`. `None` if the item is outside of the crate.
+/// `depth` is the number of imports followed so far, which is limited because imports may form a cycle.
 fn resolve_module(
     modules: &Modules,
-    at: &ModuleName,
+    from: &ModuleName,
     path: &[String],
     depth: usize,
 ) -> Option<ModuleName> {
     const MAX_IMPORT_DEPTH: usize = 8;
-    let mut now = at.clone();
+    let mut now = from.clone();
     let mut rest = path;
     let mut is_first = true;
     while let Some((segment, others)) = rest.split_first() {
@@ -322,8 +324,8 @@ fn find_cycles(modules: &Modules) -> Vec<String> {
     cycles
 }
 
-/// Returns the shortest path along the dependencies, with both ends; from a module to itself, it is a cycle. `None` if
-/// there is none.
+/// Returns the shortest path along the dependencies, with both ends; from a module to itself, the path is a cycle.
+/// `None` if no path leads from `from` to `to`.
 fn shortest_path(
     dependencies: &BTreeMap<String, BTreeSet<String>>,
     from: &str,

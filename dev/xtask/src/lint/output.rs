@@ -153,12 +153,14 @@ impl<'ast> Visit<'ast> for OutputCalls {
         syn::visit::visit_expr_method_call(self, call);
     }
 
+    /// Visits all modules but those of tests.
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
         if item.ident != "tests" {
             syn::visit::visit_item_mod(self, item);
         }
     }
 
+    /// Visits all functions but tests.
     fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
         let is_test = item
             .attrs

@@ -74,6 +74,7 @@ impl<'ast> Visit<'ast> for TypeNames {
         self.0.push(item.ident.to_string());
     }
 
+    /// Visits all modules but those of tests.
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
         if item.ident != "tests" {
             syn::visit::visit_item_mod(self, item);
