@@ -53,7 +53,8 @@ fn new_finding(
     }
 }
 
-/// Creates the finding that profiling is impossible, with the same texts as `activate`.
+/// Creates the finding that profiling is impossible. Its texts are those of the error that the command `activate`
+/// returns.
 fn unprofilable_finding(reason: &Unprofilable, severity: Severity) -> Finding {
     new_finding(
         reason.finding_code(),

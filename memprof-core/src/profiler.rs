@@ -111,9 +111,10 @@ enum ProfilingState {
 impl Profiler {
     /// Finds the allocators, selects their samplers and starts the dumper thread. From now on, memprof's sampler
     /// excludes each thread that memprof starts. `now` counts as the host's start time, and as the start of sampling
-    /// that is already on. If the thread cannot be started, only logs a warning: the first dump tries again.
+    /// that is already on. If the dumper thread cannot be started, only logs a warning: the first dump tries again.
     pub fn new(settings: ProfilerSettings, now: SystemTime) -> Self {
         memprof_own::set_thread_start_hook(sampler::exclude_this_thread);
+        // Without this call, jemalloc may keep the cache of a thread that has ended.
         memprof_own::set_thread_end_hook(sampler::touch_hooked_jemalloc);
         let mut profiler = Self {
             allocators: Allocators::find_all(&settings),
@@ -137,8 +138,9 @@ impl Profiler {
         profiler
     }
 
-    /// Reports the current state. Does not wait for a running dump. If the dump directory cannot be read, `reason` says
-    /// so, unless there is a reason why profiling is impossible.
+    /// Reports the current state. Does not wait for a running dump. While sampling is off, first searches for
+    /// allocators again if `memprof attach` patched functions since the last search. If the dump directory cannot be
+    /// read, `reason` says so, unless there is a reason why profiling is impossible.
     pub fn status(&self) -> ProfilerStatus {
         self.refresh_interception();
         let backends = self.allocators.all_backends();
@@ -198,28 +200,30 @@ impl Profiler {
         }
     }
 
-    /// Lists the kept dumps, newest first.
+    /// Lists the kept dumps (those in the dump directory), newest first.
     ///
     /// # Errors
-    /// `Io`: the dump directory cannot be read, or is not safe.
+    /// `Io`: the dump directory cannot be read, or other users may write to it.
     pub fn list_dumps(&self) -> Result<Vec<KeptDump>> {
         self.settings.store.list_dumps()
     }
 
-    /// Opens a kept dump.
+    /// Opens a kept dump (one in the dump directory) for reading.
     ///
     /// # Errors
-    /// `InvalidArgument`: no kept dump has this id. Otherwise as for [`list_dumps`](Self::list_dumps).
+    /// `InvalidArgument`: no kept dump has this id. `Io`: the directory or the file cannot be read, or other users may
+    /// write to the directory.
     pub fn open_dump(&self, id: &str) -> Result<OpenedDump> {
         self.settings.store.open_dump(id)
     }
 }
 
-/// Calls `work` with each backend, and returns all warnings. A backend that cannot be profiled adds a warning, unless
-/// allocators of its kind have no profiler at all.
+/// Calls `work` with each backend (an allocator with its sampler), and returns all warnings. A backend that cannot be
+/// profiled adds a warning, unless allocators of its kind have no profiler at all.
 ///
 /// # Errors
-/// The first error if no backend can be profiled. Any error other than `Unsupported` and `Unavailable`, at once.
+/// The first error if no backend can be profiled. Any error other than `Unsupported` and `Unavailable`, at once: the
+/// backends after it are not called.
 fn for_each_backend(
     backends: &[Arc<Backend>],
     work: impl Fn(&Backend) -> Result<Vec<String>>,

@@ -109,8 +109,9 @@ impl Unwinder {
         }
     }
 
-    /// Installs the walker of `choice`, or else of the settings, in each jemalloc that can profile. Replaces walkers
-    /// installed earlier. If memprof's walker was requested, returns a warning for each jemalloc that keeps its own.
+    /// Installs the stack walker of `choice`, or else of the settings, in each jemalloc that can profile. Replaces
+    /// walkers installed earlier. If memprof's walker was requested, returns a warning for each jemalloc that keeps its
+    /// own.
     pub(crate) fn install_walkers(
         &self,
         jemallocs: &[&Jemalloc],
@@ -150,13 +151,13 @@ impl Unwinder {
         warnings.collect()
     }
 
-    /// Restores the previous walker of each jemalloc. An error is only logged.
+    /// Restores the previous stack walker of each jemalloc. An error is only logged.
     pub(crate) fn uninstall_walkers(&self) {
         lock(&self.state).uninstall_all_walkers();
     }
 
     /// Clears the unwind rules if a library was loaded or unloaded, and the caches about stacks, because threads may
-    /// have ended. Uninstalls memprof's walker from each jemalloc whose own walker found other stacks too often.
+    /// have ended. Uninstalls memprof's stack walker from each jemalloc whose own walker found other stacks too often.
     pub(crate) fn maintain_walkers(&self) {
         let mut state = lock(&self.state);
         state.loaded.clear_rules_if_changed();
@@ -166,17 +167,18 @@ impl Unwinder {
         }
     }
 
-    /// Whether memprof's walker is installed in at least one jemalloc.
+    /// Whether memprof's stack walker is installed in at least one jemalloc.
     pub(crate) fn has_own_walker(&self) -> bool {
         let state = lock(&self.state);
         state
             .allocators
             .iter()
+            // A record has a reason if the jemalloc keeps its own walker.
             .any(|record| record.reason.is_none())
     }
 
-    /// Names each jemalloc for which memprof's walker was given up, because jemalloc's walker found other stacks too
-    /// often, with the counts.
+    /// Names each jemalloc for which memprof's stack walker was given up, because jemalloc's walker found other stacks
+    /// too often. Each text states how many of the compared stacks agreed.
     pub(crate) fn disagreement_reasons(&self) -> Vec<String> {
         let state = lock(&self.state);
         let disagreeing = state
@@ -212,7 +214,7 @@ impl Drop for Unwinder {
 }
 
 impl UnwinderState {
-    /// Restores the previous walker of each jemalloc, because an activation ends or another one begins.
+    /// Restores the previous stack walker of each jemalloc, because an activation ends or another one begins.
     fn uninstall_all_walkers(&mut self) {
         for record in &mut self.allocators {
             record.uninstall_walker(INACTIVE.to_owned());
@@ -221,7 +223,7 @@ impl UnwinderState {
 }
 
 impl WalkerRecord {
-    /// Restores the jemalloc's previous walker, and stores the reason. Does nothing if memprof's walker is not
+    /// Restores the jemalloc's previous stack walker, and stores the reason. Does nothing if memprof's walker is not
     /// installed. If jemalloc refuses, logs an error, and memprof's walker stays.
     fn uninstall_walker(&mut self, reason: String) {
         if self.reason.is_some() {
@@ -235,7 +237,8 @@ impl WalkerRecord {
         }
     }
 
-    /// Uninstalls memprof's walker if its stacks differed from jemalloc's too often.
+    /// Uninstalls memprof's walker, and logs a warning, if its stacks differed from jemalloc's too often. Does nothing
+    /// if the walker is not installed.
     fn uninstall_if_disagreeing(&mut self) {
         let counts = self.hook_stats();
         if self.reason.is_some() || !counts.given_up {

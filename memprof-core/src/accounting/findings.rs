@@ -25,7 +25,8 @@ pub(crate) struct EarlierLedger {
     pub ago: Duration,
 }
 
-/// Returns a finding if the live heap grew notably since the earlier ledger. `None` also without an earlier ledger.
+/// Returns a finding if the live heap grew by more than a tenth, and by at least 16 MiB, since an earlier ledger
+/// (breakdown of the resident memory). `None` also without an earlier ledger.
 pub(super) fn growth_finding(
     live_bytes: u64,
     earlier: Option<EarlierLedger>,
@@ -56,9 +57,9 @@ pub(super) struct HeapCount {
     pub(super) has_glibc: bool,
 }
 
-/// Returns a finding if the counts do not show how much of the heap is resident, or if a notable part of the counted
-/// heap may be untouched, or free in glibc's thread caches. The upper bound of that part is the process's private
-/// memory that is not resident, plus the maximum size of those caches.
+/// Returns a finding if it is uncertain how much of the counted heap is resident and in use: the counts exceed the
+/// resident memory, or a notable part of the heap may be untouched or free in glibc's thread caches. The upper bound of
+/// that part is the private memory that is not resident, plus the maximum size of all thread caches.
 pub(super) fn uncertain_residency_finding(
     counted: &HeapCount,
     resident: &ResidentMemory,
@@ -97,8 +98,8 @@ pub(super) fn uncertain_residency_finding(
     })
 }
 
-/// Returns a finding if threads keep a notable share of RSS in their caches. `bytes` is the size of these freed
-/// objects.
+/// Returns a finding if the freed objects in the caches of threads are a notable share of RSS. `bytes` is the total
+/// size of these objects.
 pub(super) fn thread_caches_finding(bytes: u64, rss: u64) -> Option<LedgerFinding> {
     LedgerFinding::is_notable(bytes, rss).then(|| LedgerFinding {
         kind: LedgerFindingKind::ThreadCaches.into(),
@@ -110,7 +111,8 @@ pub(super) fn thread_caches_finding(bytes: u64, rss: u64) -> Option<LedgerFindin
     })
 }
 
-/// Returns a finding if sampling costs a notable share of RSS. `bytes` is that cost in the ledger.
+/// Returns a finding if sampling costs a notable share of RSS. `bytes` is the resident memory that sampling costs.
+/// `sampled` only gives the number of objects for the text.
 pub(super) fn sampling_finding(
     sampled: &SampledObjects,
     bytes: u64,
@@ -132,9 +134,9 @@ pub(super) fn sampling_finding(
 }
 
 /// Returns a finding if the heap is fragmented: the ratio of active to allocated bytes in `heap` exceeds
-/// [`FRAGMENTED_RATIO`], and `lost` is notable. `heap` excludes sampled objects. `lost` has the bytes of the ledger's
-/// row "fragmentation", without active pages that were never touched. `has` returns whether the process has an
-/// allocator of that kind.
+/// [`FRAGMENTED_RATIO`], and at least 16 MiB are lost. `heap` excludes sampled objects. `lost` is the size
+/// of the fragmentation in bytes, without active pages that were never touched. `has` returns whether the process has
+/// an allocator of a kind; the remedy depends on it.
 pub(super) fn fragmentation_finding(
     heap: &HeapTotals,
     lost: u64,
@@ -173,7 +175,8 @@ pub(super) fn fragmentation_finding(
     })
 }
 
-/// Share of `part` in `whole`. `None` if the share or `part` is too small for a finding.
+/// Share of `part` in `whole`. `None` if the share is at most [`NOTABLE_SHARE`], or `part` is less than
+/// [`NOTABLE_BYTES`].
 fn notable_share(part: u64, whole: u64) -> Option<f64> {
     let share = part as f64 / whole.max(1) as f64;
     (share > NOTABLE_SHARE && part >= NOTABLE_BYTES).then_some(share)
@@ -232,8 +235,8 @@ pub(super) fn non_allocator_memory_finding(
     })
 }
 
-/// Returns a finding if page cache fills a notable share of the cgroup's limit. If memory.stat cannot be read, all
-/// usage except this process's RSS counts as page cache. `None` also without a cgroup or a limit.
+/// Returns a finding if page cache fills a notable share of the cgroup's limit. If the size of the page cache is
+/// unknown, all usage except this process's RSS counts instead. `None` also without a cgroup or a limit.
 pub(super) fn page_cache_finding(cgroup: Option<Cgroup>, rss: u64) -> Option<LedgerFinding> {
     let cgroup = cgroup?;
     let limit = cgroup.limit_bytes?;

@@ -19,17 +19,17 @@ use super::findings::{
 };
 use super::resident_memory::ResidentMemory;
 
-/// Bytes by which the allocators' counts exceed the resident memory. The allocators count this memory, mostly early
-/// metadata, but the process has not touched it yet. Of the pages of a sampled object, only those that the object
-/// itself reaches count. `anonymous` is the resident anonymous memory in bytes.
+/// Bytes by which the allocators' counts exceed the resident memory. The process has not touched this memory yet; most
+/// of it is early metadata. A sampled object has pages of its own; those that the object does not reach are left out.
+/// `anonymous` is the resident anonymous memory in bytes.
 pub(crate) fn untouched_bytes(anonymous: u64, allocators: &[AllocatorHeap]) -> u64 {
     let heap = detailed_total(allocators);
     let counted = heap.resident.max(heap.active.saturating_add(heap.metadata));
     // Only the first bytes of a sampled object's pages are touched: those of the object.
     let sampled = sampled_total(allocators);
-    let beside_samples = sampled.active.saturating_sub(sampled.pages);
+    let unreached_bytes = sampled.active.saturating_sub(sampled.pages);
     counted
-        .saturating_sub(beside_samples)
+        .saturating_sub(unreached_bytes)
         .saturating_sub(anonymous)
 }
 
@@ -42,7 +42,8 @@ fn detailed_total(allocators: &[AllocatorHeap]) -> HeapTotals {
     totals.fold(HeapTotals::default(), HeapTotals::sum)
 }
 
-/// Live bytes of the program in allocators that report them, without the cost of sampling.
+/// Live bytes of the program, over all allocators that report them. A sampled object counts with its own size, without
+/// the pages that sampling adds.
 pub(crate) fn live_bytes(allocators: &[AllocatorHeap]) -> u64 {
     let (heap, sampled) = (detailed_total(allocators), sampled_total(allocators));
     let unsampled = heap.allocated.saturating_sub(sampled.allocated);
@@ -71,11 +72,11 @@ fn uncounted_names(allocators: &[AllocatorHeap]) -> Vec<String> {
     names.collect()
 }
 
-/// Divides the resident memory into parts and derives findings. `untouched` is the largest result of
-/// [`untouched_bytes`] so far. `earlier` is the live heap of an earlier ledger; without one, no growth is found.
+/// Divides the resident memory into parts, and derives findings about them. `untouched` is the largest result of
+/// [`untouched_bytes`] so far. `earlier` is the live heap of an earlier ledger; without it, growth is not checked.
 /// Without `cgroup`, there are no findings about its limit. The heap of an allocator without statistics counts as
-/// outside of all allocators. If the allocators count notably more live memory than is resident, all anonymous memory
-/// counts as one undivided heap.
+/// memory outside of all allocators. If the allocators count over a tenth more live memory than is resident, all
+/// anonymous memory counts as one undivided heap.
 pub(crate) fn build_ledger(
     resident: ResidentMemory,
     allocators: Vec<AllocatorHeap>,

@@ -22,8 +22,8 @@ pub const RECENT_RANGE: RangeInclusive<u64> = 0..=512;
 /// Maximum length of a report in bytes: enough for the maximum of [`RECENT_RANGE`], with two stacks of 128 frames each.
 const MAX_REPORT: usize = 4 << 20;
 
-/// Fails unless this jemalloc can record recent allocations, and accepts `max` as their number. `None` stands for the
-/// number that it has.
+/// Fails unless this jemalloc can record recent allocations, and accepts `max` as their number. `None` keeps the number
+/// that is set.
 ///
 /// # Errors
 /// `InvalidArgument`: `max` is outside of [`RECENT_RANGE`]. `Unsupported`: this jemalloc is too old, or was built
@@ -43,8 +43,8 @@ pub(crate) fn require_recent_allocations(jemalloc: &Jemalloc, max: Option<u64>) 
 /// Sets the number of allocations to record to `max`, unless it is `None`, and reads the recorded ones.
 ///
 /// # Errors
-/// `Unavailable`: jemalloc records none, and `max` is not given. `Allocator`: jemalloc refused. `Io`: no memory for the
-/// report.
+/// `Unavailable`: jemalloc records none, and `max` is not given. `Unsupported`: this jemalloc is too old. `Allocator`:
+/// jemalloc refused. `Io`: no memory for the report.
 pub(crate) fn set_max_and_read_recent(
     jemalloc: &Jemalloc,
     max: Option<u64>,

@@ -12,8 +12,8 @@ pub(crate) struct ResidentMemory {
 }
 
 impl ResidentMemory {
-    /// Parses the text of /proc/PID/status. `None` if a field of RSS is missing. Other missing fields count as 0 bytes,
-    /// and as one thread.
+    /// Parses the text of /proc/PID/status. `None` if one of `RssAnon`, `RssFile` and `RssShmem` is missing or
+    /// malformed. Other missing fields count as 0 bytes, and as one thread.
     pub(crate) fn parse(status: &str) -> Option<Self> {
         let value = |name: &str| {
             Some(

@@ -4,7 +4,8 @@ use memprof_messages::Smaps;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Reads the sums over the calling process's mappings.
+/// Reads the sums over the calling process's mappings from /proc/thread-self/smaps_rollup, for which the kernel walks
+/// every page.
 ///
 /// # Errors
 /// `Io`: the file cannot be read, or a sum is missing.
@@ -16,7 +17,8 @@ pub(crate) fn read_current_smaps() -> Result<Smaps> {
         .ok_or_else(|| Error::new(ErrorKind::Io, format!("{ROLLUP} lacks one of the sums")))
 }
 
-/// Parses the text of `smaps_rollup`, whose sums are in KiB, and converts them to bytes. `None` if a sum is missing.
+/// Parses the text of `smaps_rollup`, whose sums are in KiB, and converts them to bytes. `None` if a sum is missing or
+/// malformed.
 fn parse_rollup(text: &str) -> Option<Smaps> {
     let field = |name: &str| -> Option<u64> {
         let value = text.lines().find_map(|line| line.strip_prefix(name))?;

@@ -56,10 +56,12 @@ impl Allocator {
             .map_or(Ok(()), |reason| Err(reason.into()))
     }
 
-    /// Fails unless the allocator can write a profile of this kind.
+    /// Fails unless the allocator can write a profile of this kind. No allocator can write one of pinned slabs (nearly
+    /// empty pages): only memprof's sampler can.
     ///
     /// # Errors
-    /// As for [`require_profiling`](Self::require_profiling), and `Unsupported` if the allocator lacks this kind.
+    /// `Unsupported`: the allocator lacks this kind, or this build of it has no profiler. `Unavailable`: the process
+    /// was started without profiling.
     pub(crate) fn require_profile(&self, kind: ProfileKind) -> Result<()> {
         match (kind, self) {
             (ProfileKind::Heap, _) | (ProfileKind::Growth, Self::Tcmalloc(_)) => {
@@ -95,7 +97,7 @@ impl Allocator {
     /// none. Returns warnings for the operator.
     ///
     /// # Errors
-    /// As for [`require_profiling`](Self::require_profiling), or the allocator refused.
+    /// `Unsupported` or `Unavailable`: the allocator cannot be profiled. `Allocator`: it refused.
     pub(crate) fn start_sampling(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.start_sampling(interval),
@@ -121,7 +123,8 @@ impl Allocator {
     /// Discards all samples, and sets the interval if given. Always fails for tcmalloc, which cannot discard samples.
     ///
     /// # Errors
-    /// As for [`require_profiling`](Self::require_profiling), or the allocator refused.
+    /// `Unsupported` or `Unavailable`: the allocator cannot be profiled, or cannot discard samples. `Allocator`: it
+    /// refused.
     pub(crate) fn reset_samples(&self, interval: Option<SampleInterval>) -> Result<()> {
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.reset_samples(interval),
@@ -142,10 +145,12 @@ impl Allocator {
         }
     }
 
-    /// Writes a profile to `scratch` and checks it. Must be called on the dumper's thread.
+    /// Writes a profile to the temporary file `scratch`, and checks it. Call it on the dumper's thread only: jemalloc
+    /// never samples the calling thread again.
     ///
     /// # Errors
-    /// The allocator or the kernel refused, or the written profile is damaged.
+    /// The allocator cannot write this kind of profile, the allocator or the kernel refused, or the written profile is
+    /// damaged.
     pub(crate) fn write_profile(
         &self,
         kind: ProfileKind,

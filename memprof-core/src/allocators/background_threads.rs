@@ -57,7 +57,7 @@ pub(crate) fn set_background_threads(
     Ok(background)
 }
 
-/// Fails unless [`set_background_threads`] can work.
+/// Fails unless this jemalloc supports background threads.
 ///
 /// # Errors
 /// `Unsupported`: this jemalloc was built without background threads. `Allocator`: it refused the call.
@@ -85,7 +85,7 @@ fn max_background_threads(jemalloc: &Jemalloc) -> Result<u64> {
         .map_err(|errno| Error::refused_mallctl("opt.max_background_threads", errno))
 }
 
-/// Reads whether background threads are on, and the maximum number of them that is in force.
+/// Reads whether background threads are on, and the current limit of their number. Fails if jemalloc refuses either.
 fn read_background_threads(jemalloc: &Jemalloc) -> Result<BackgroundThreads> {
     let mallctl = &jemalloc.mallctl;
     Ok(BackgroundThreads {

@@ -51,9 +51,10 @@ pub(crate) struct DiscoveredAllocators {
 /// Finds every allocator in the process except one in the image that contains the address `own_image`. If none of them
 /// serves `malloc`, also finds the file that does.
 ///
-/// `host` is the jemalloc that the host passed, if any. `readers` will read the statistics of jemallocs. `known` has
-/// the sorted fingerprints of objects whose files are skipped, because an earlier search found no allocator in them.
-/// The result has the fingerprints of all objects without an allocator, for the next search.
+/// `host` is the jemalloc that the host process passed, if any. `readers` are the functions by which each jemalloc's
+/// statistics are read later. `known` has the sorted fingerprints of objects in whose files an earlier search found no
+/// allocator; these files are skipped. The result has the fingerprints of all objects without an allocator, for the
+/// next search.
 pub(crate) fn discover_allocators(
     host: Option<Mallctl>,
     own_image: usize,
@@ -91,7 +92,8 @@ pub(crate) fn discover_allocators(
         &tables,
     ));
     let identify = |symbols: &ObjectSymbols<'_>| Glibc::identify(symbols).map(Allocator::Glibc);
-    // glibc's calls of its own functions are bound at link time, except for malloc and related functions.
+    // glibc's calls of its own functions are bound at link time, except for malloc and related functions. So no name
+    // is checked.
     allocators.extend(find_allocators_of_kind(
         identify,
         glibc::ANCHOR,
@@ -147,10 +149,10 @@ fn file_anchors() -> [&'static [u8]; 3] {
     ]
 }
 
-/// Finds the allocators of the kind that `identify` recognizes, in each object that defines `anchor`. An allocator that
-/// has exported symbols and those of its file is listed once. `is_own_name` accepts the names of functions of that
-/// kind. Skips an allocator that calls another allocator's functions instead of its own: these functions do not know
-/// its state.
+/// Finds the allocators of the kind that `identify` recognizes, in each object that defines `anchor`, a function that
+/// all of them have. Searches the exported symbols first, then the symbol tables of files; an allocator in both is
+/// listed once. `is_own_name` accepts the names of functions of that kind. Skips an allocator that calls another
+/// allocator's functions instead of its own, because they do not know its state.
 fn find_allocators_of_kind(
     identify: impl Fn(&ObjectSymbols<'_>) -> Option<Allocator>,
     anchor: &CStr,
@@ -175,8 +177,9 @@ fn find_allocators_of_kind(
         .collect()
 }
 
-/// Whether the allocator that defines `anchor` calls only its own functions. `is_own_name` accepts their names. Logs a
-/// warning if it does not.
+/// Whether an allocator calls only its own functions. `anchor` is the function by which its kind is recognized, and
+/// `is_own_name` accepts the names of the kind's functions. Logs a warning if another library's function is called
+/// instead.
 fn is_self_contained(
     symbols: &ObjectSymbols<'_>,
     anchor: &CStr,
@@ -213,8 +216,8 @@ fn is_allocator_symbol(name: &[u8]) -> bool {
 }
 
 /// Collects every distinct jemalloc, from the most trustworthy source to the least: the host, exported symbols, symbols
-/// of files. `host` is `None` if the host passed no jemalloc. If a jemalloc is in several sources, a later one only
-/// adds a missing prefix.
+/// of files. `host` is `None` if the host passed no jemalloc. If several sources have the same `mallctl`, the first one
+/// counts; a later one only adds a missing prefix.
 fn jemalloc_candidates(
     host: Option<Mallctl>,
     objects: &[LoadedObject],
@@ -299,6 +302,7 @@ impl JemallocCandidate {
             let print = print as usize;
             let object = objects.iter().find(|object| object.contains_code_at(print));
             if object.is_some_and(|object| !object.contains_code_at(mallctl.address())) {
+                // The two functions belong to different libraries, so `mallctl` counts as replaced.
                 return Some(ANCHOR.to_owned());
             }
             find_interposed_function(print, is_jemalloc_function)

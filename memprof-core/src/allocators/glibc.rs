@@ -31,8 +31,8 @@ pub(crate) struct Glibc {
 }
 
 impl Glibc {
-    /// Identifies glibc's malloc. `None` if the symbols are not glibc's, or if another allocator serves `malloc` and
-    /// glibc's holds no memory.
+    /// Identifies glibc's malloc. `None` if the symbols are not glibc's. Also `None` if another allocator serves
+    /// `malloc`, and glibc's holds no memory or does not report its memory.
     pub(crate) fn identify(symbols: &ObjectSymbols<'_>) -> Option<Self> {
         let version = symbols.function_address(ANCHOR)?;
         // SAFETY: gnu_get_libc_version(3): this function has this type.

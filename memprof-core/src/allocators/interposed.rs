@@ -24,7 +24,8 @@ pub(crate) fn find_interposed_function(
     let mut calls = [None; MAX_CALLS];
     let mut free_slots = calls.iter_mut();
     {
-        let _reading = ForkGuard::acquire();
+        // A child that is forked meanwhile would inherit the loader's lock locked.
+        let _no_fork = ForkGuard::acquire();
         memprof_sampler::visit_own_calls(address, &mut |name, own, target| {
             let is_candidate = target != CallTarget::Inside && is_own_name(name.to_bytes());
             if let Some(slot) = is_candidate.then(|| free_slots.next()).flatten() {

@@ -26,8 +26,8 @@ impl SampleInterval {
         Err(Error::new(ErrorKind::InvalidArgument, message))
     }
 
-    /// Creates an interval of `2^lg_sample` bytes for memprof's sampler alone, which takes finer ones too: at 1 byte,
-    /// it records nearly every allocation.
+    /// Creates an interval of `2^lg_sample` bytes for memprof's sampler alone, which also accepts intervals below 1
+    /// KiB: at 1 byte, it records nearly every allocation.
     ///
     /// # Errors
     /// `InvalidArgument` above 24.

@@ -95,10 +95,10 @@ pub(crate) fn identify_jemalloc(
     let unprofilable = match (config_prof, opt_prof) {
         (true, true) => None,
         (true, false) => {
-            let conf_prefix = conf_variable.clone();
+            let variable = conf_variable.clone();
             Some(Unprofilable::not_started(
                 &identity,
-                conf_prefix,
+                variable,
                 malloc_conf_variables(),
             ))
         }
@@ -123,9 +123,10 @@ pub(crate) fn identify_jemalloc(
 }
 
 /// Whether this jemalloc serves `malloc`: makes an allocation, and checks whether this jemalloc counted it for this
-/// thread. False if it keeps no such count.
+/// thread. False if `thread.allocated` cannot be read.
 #[expect(unsafe_code, reason = "the allocator calls")]
 fn owns_malloc(mallctl: &Mallctl) -> bool {
+    // Bytes to allocate. The count must grow by at least as many.
     const PROBE: usize = 12_345;
     let allocated = || mallctl.read::<u64>(c"thread.allocated");
     let Ok(before) = allocated() else {
@@ -148,9 +149,9 @@ impl Jemalloc {
     }
 
     /// Estimated memory for writing a profile, in bytes: the internal memory of the arenas, where jemalloc keeps its
-    /// samples. `None` without statistics. The profile's text has about the size of that memory: 0.94 times as many
-    /// bytes for 64,000 stacks of 33 frames, and 1.3 times if all stacks had 128 frames, because a frame takes 8 bytes
-    /// in memory and 15 characters in a profile.
+    /// samples. `None` if jemalloc was built without statistics, or fails to report them. The profile's text has 0.94
+    /// times this size for 64,000 stacks of 33 frames, and 1.3 times if each stack has 128 frames, because a frame
+    /// takes 8 bytes in memory and 15 characters in a profile.
     pub(crate) fn profile_memory_estimate(&self) -> Option<u64> {
         // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
         const INTERNAL: &CStr = c"stats.arenas.4096.internal";
@@ -174,7 +175,7 @@ impl Jemalloc {
         }
     }
 
-    /// Releases the unused dirty pages of all arenas to the kernel (`arena.<i>.purge`).
+    /// Releases the unused dirty pages of all arenas to the kernel (`arena.<i>.purge`). Fails if jemalloc refuses.
     pub(crate) fn purge_free_pages(&self) -> Result<()> {
         // 4096 stands for all arenas (jemalloc(3), MALLCTL_ARENAS_ALL).
         const PURGE: &CStr = c"arena.4096.purge";
@@ -185,7 +186,7 @@ impl Jemalloc {
 }
 
 impl Jemalloc {
-    /// Error for a jemalloc whose `malloc_stats_print` is missing or must not be called.
+    /// `Unsupported` error for a jemalloc whose `malloc_stats_print` is missing or must not be called.
     fn no_printout_error(&self) -> Error {
         if let Some(name) = &self.interposed {
             return self.interposed_printout_error(name);
@@ -225,7 +226,8 @@ impl Jemalloc {
             .map(|lg| lg as u64)
     }
 
-    /// Disables jemalloc's built-in dumps at new peaks (`prof.gdump`) if they are enabled. Returns whether they were.
+    /// Disables jemalloc's built-in dumps at new peaks (`prof.gdump`) if they are enabled. Returns whether they were;
+    /// false also if jemalloc does not report it.
     ///
     /// # Errors
     /// `Allocator`: jemalloc refused.
@@ -239,8 +241,8 @@ impl Jemalloc {
         Ok(was_on)
     }
 
-    /// Excludes the calling thread, one of memprof's, from the profile, because its allocations are not the host's.
-    /// Only logs an error.
+    /// Excludes the calling thread, one of memprof's, from the profile, because its allocations are not the host's. An
+    /// error is only logged.
     pub(crate) fn exclude_this_thread(&self) {
         if !self.opt_prof {
             return;

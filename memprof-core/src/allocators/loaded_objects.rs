@@ -82,8 +82,8 @@ impl LoadedObject {
         self.has_access_at(address, PF_X)
     }
 
-    /// Start of the first executable segment and end of the last: an optimizer such as BOLT divides the code into
-    /// several. `None` for an object without code.
+    /// Start of the first executable segment and end of the last. There may be several, because an optimizer such as
+    /// BOLT divides the code. `None` for an object without code.
     pub(crate) fn code_bounds(&self) -> Option<[usize; 2]> {
         let code = self.segments.iter().filter(|each| each.flags & PF_X != 0);
         let start = code.clone().map(|segment| segment.range.start).min()?;
@@ -130,15 +130,16 @@ pub(crate) fn is_program_code(address: usize) -> bool {
         .is_some_and(|program| program.contains_code_at(address))
 }
 
-/// Number of objects ever loaded. While it stays equal, objects may only disappear from [`list_loaded_objects`].
+/// Number of objects ever loaded. While it stays the same, no object can have been added to the list that
+/// [`list_loaded_objects`] returns.
 pub(crate) fn load_count() -> u64 {
     load_count_under(&ForkGuard::acquire())
 }
 
 /// Number of objects ever loaded, read under a guard that the caller holds. Allocates nothing.
-pub(crate) fn load_count_under(reading: &ForkGuard) -> u64 {
+pub(crate) fn load_count_under(no_fork: &ForkGuard) -> u64 {
     let mut count = 0;
-    with_list_locked(reading, &mut |(loads, _)| count = loads);
+    with_list_locked(no_fork, &mut |(loads, _)| count = loads);
     count
 }
 
@@ -235,8 +236,8 @@ fn program_path() -> Option<&'static Path> {
 }
 
 /// Lists the segments of `objects` in the format of `proc_pid_maps(5)`, for a process that cannot read /proc. Addresses
-/// and offsets are rounded to pages; device and inode are 0. The program has the path of [`program_path`], if that is
-/// known.
+/// and offsets are rounded to pages; device and inode are 0. The program's own lines have the path with which it was
+/// executed, if that path is known and absolute.
 pub(crate) fn maps_text(objects: &[LoadedObject]) -> String {
     let mut text = String::new();
     for object in objects {

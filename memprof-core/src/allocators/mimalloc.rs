@@ -56,6 +56,7 @@ impl Mimalloc {
     /// Identifies the mimalloc with these symbols. `None` if they lack [`ANCHOR`], the function that returns the
     /// version.
     pub(crate) fn identify(symbols: &ObjectSymbols<'_>) -> Option<Self> {
+        // In the order of the fields of `Functions`.
         const NAMES: [&CStr; 5] = [ANCHOR, IS_OWN, PROCESS_INFO, STATS, COLLECT];
         let addresses = NAMES.map(|name| symbols.function_address(name).unwrap_or(0));
         let absent = NAMES
@@ -126,8 +127,8 @@ fn owns_malloc(functions: &Functions) -> bool {
 }
 
 impl Mimalloc {
-    /// Committed bytes of the process, without a division: release builds of mimalloc count neither objects nor free
-    /// pages.
+    /// Committed bytes of the process, not divided into live and free memory: release builds of mimalloc count neither
+    /// objects nor free pages.
     ///
     /// # Errors
     /// `Unsupported`: the build lacks `mi_process_info`.
@@ -162,7 +163,7 @@ impl Mimalloc {
     }
 
     /// Releases the free pages of this thread's heap, of ended threads and of the arenas. Other running threads keep
-    /// theirs: in mimalloc, each can only release its own.
+    /// their free pages, because only a thread itself can release those of its heap.
     ///
     /// # Errors
     /// `Unsupported`: the build lacks `mi_collect`.

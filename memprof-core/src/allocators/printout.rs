@@ -41,6 +41,7 @@ impl PrintOptions {
         if letters.char_indices().any(is_repeated) {
             return invalid("has a letter twice");
         }
+        // No valid letter is NUL, so this cannot fail.
         Ok(Self(CString::new(letters).unwrap_or_default()))
     }
 

@@ -43,8 +43,8 @@ impl ProfilerExclusion {
         Self::from_jemallocs(found)
     }
 
-    /// Excludes this thread, until the guard is dropped, from memprof's sampler and from those of `jemallocs` that
-    /// sample it, at most [`MAX_JEMALLOCS`]. Does not allocate.
+    /// Excludes this thread from memprof's sampler, and from the first [`MAX_JEMALLOCS`] of `jemallocs` that sample it,
+    /// until the guard is dropped. A jemalloc that refuses keeps sampling it. Does not allocate.
     pub(crate) fn from_jemallocs(jemallocs: impl Iterator<Item = Mallctl>) -> Self {
         let mut guard = Self {
             excluded_from: [None; MAX_JEMALLOCS],
@@ -64,7 +64,7 @@ impl ProfilerExclusion {
 }
 
 impl Drop for ProfilerExclusion {
-    /// Samples this thread again in the jemallocs from which it was excluded. Only logs an error.
+    /// Makes the jemallocs from which this thread was excluded sample it again. An error is only logged.
     fn drop(&mut self) {
         for mallctl in self.excluded_from.iter().flatten() {
             // If jemalloc refuses, the thread stays unsampled, which only reduces the number of samples.

@@ -20,8 +20,8 @@ const TEXTS: [&[u8]; 2] = [b"<jemalloc>: ", b"narenas"];
 /// resident.
 const CHUNK_SIZE: usize = 1 << 17;
 
-/// Returns the path of the program if its file contains jemalloc's constant texts, but none of the known jemallocs is
-/// inside the program: then the program's symbols do not name its jemalloc. `known` has the addresses of the known
+/// Returns the path of the program if its file contains a jemalloc that no symbol names: the file has jemalloc's
+/// constant texts, but none of the known jemallocs is inside the program. `known` has the addresses of the known
 /// jemallocs. `None` also if the file cannot be read.
 pub(crate) fn find_stripped_jemalloc(known: impl Iterator<Item = usize>) -> Option<PathBuf> {
     let objects = loaded_objects::list_loaded_objects();

@@ -68,11 +68,11 @@ impl<'a> ObjectSymbols<'a> {
     }
 
     /// Reads the symbols that `wanted` accepts from an object's file. `None` if no name in the file contains one of the
-    /// `anchors`, or if the object is being unloaded. Also `None` if the file is no longer the mapped one: calling an
-    /// address from it would crash.
+    /// `anchors`, if `wanted` accepts none, or if the object is being unloaded. Also `None` if the file is no longer
+    /// the mapped one: calling an address from it would crash.
     ///
     /// # Errors
-    /// The file cannot be read, or [`open_object_file`] refuses it.
+    /// The file cannot be opened or mapped, is not a regular file, or consists mostly of holes.
     pub(crate) fn from_file(
         object: &'a LoadedObject,
         anchors: &[&[u8]],
@@ -82,6 +82,7 @@ impl<'a> ObjectSymbols<'a> {
         if names.is_empty() {
             return Ok(None);
         }
+        // The handle is closed at once, but the object stays loaded.
         if RetainedObject::keep_loaded(object).is_none() {
             log::warn!(
                 "{} is being unloaded; its allocator is left alone",
@@ -94,7 +95,7 @@ impl<'a> ObjectSymbols<'a> {
         Ok(Some(Self { object, source }))
     }
 
-    /// Names from the file's tables. Empty for exported symbols.
+    /// Names that were read from the tables of a file. Empty for exported symbols, which are looked up one by one.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         let names = match &self.source {
             SymbolSource::Exported(_) => &[],
@@ -143,7 +144,8 @@ impl<'a> ObjectSymbols<'a> {
 /// Address of the function that serves `malloc` in this process. `None` if no object defines it.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn malloc_address() -> Option<usize> {
-    let _reading = ForkGuard::acquire();
+    // A child that is forked meanwhile would inherit the loader's lock locked.
+    let _no_fork = ForkGuard::acquire();
     memprof_sampler::malloc_address()
 }
 
@@ -185,14 +187,15 @@ pub(crate) struct ExportedSymbols<'a> {
 
 #[cfg(target_arch = "x86_64")]
 impl<'a> ExportedSymbols<'a> {
-    /// Keeps the object loaded until the process ends. `None` if it is being unloaded.
-    pub(crate) fn new(object: &'a LoadedObject) -> Option<Self> {
+    /// Keeps the object loaded until the process ends, so that its symbols can be looked up. `None` if it is being
+    /// unloaded.
+    pub(crate) fn keep_loaded(object: &'a LoadedObject) -> Option<Self> {
         let retained = RetainedObject::keep_loaded(object)?;
         Some(Self { object, retained })
     }
 
-    /// Address in memory and size of a symbol that is within one segment of the object. `None` if the object defines no
-    /// such symbol.
+    /// Address in memory and size in bytes of a symbol that is within one segment of the object. `None` if the object
+    /// defines no such symbol.
     pub(crate) fn find(&self, name: &CStr) -> Option<(usize, usize)> {
         /// Flag from dlfcn.h: `dladdr1` returns the symbol's table entry.
         const RTLD_DL_SYMENT: libc::c_int = 1;
@@ -200,7 +203,7 @@ impl<'a> ExportedSymbols<'a> {
         let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
         let mut entry: *mut c_void = std::ptr::null_mut();
         let pointer = std::ptr::with_exposed_provenance(address);
-        // SAFETY: dladdr1(3) takes any address, and writes to both.
+        // SAFETY: dladdr1(3) takes any address, and writes to `info` and `entry`.
         let found =
             unsafe { libc::dladdr1(pointer, info.as_mut_ptr(), &raw mut entry, RTLD_DL_SYMENT) };
         if found == 0 || entry.is_null() {

@@ -42,7 +42,7 @@ pub(crate) const NAMES: &[&CStr] = &[
     rate::FLAG,
 ];
 
-/// Whether a name belongs to a C or C++ function of gperftools. All of these contain the same class name.
+/// Whether a name belongs to a C or C++ function of gperftools: all of them contain the class name `MallocExtension`.
 pub(crate) fn is_gperftools_function(name: &[u8]) -> bool {
     memmem::find(name, b"MallocExtension").is_some()
 }
@@ -75,8 +75,8 @@ struct Profiler {
 }
 
 impl Tcmalloc {
-    /// Identifies the tcmalloc with these symbols. `None` if they lack [`ANCHOR`]. If there is no usable profiler,
-    /// stores the reason instead.
+    /// Identifies the tcmalloc with these symbols. `None` if they lack [`ANCHOR`], which every gperftools exports. If
+    /// there is no usable profiler, stores the reason instead.
     pub(crate) fn identify(symbols: &ObjectSymbols<'_>) -> Option<Self> {
         let extension = Extension::find(symbols);
         let identity = AllocatorIdentity {
@@ -112,7 +112,7 @@ impl Tcmalloc {
     }
 
     /// Current sample interval in bytes; while sampling is off, the most recent one; 0 if sampling was never on.
-    fn known_interval(&self) -> u64 {
+    fn last_known_interval(&self) -> u64 {
         let known = |interval: &u64| *interval > 0;
         let now = self
             .profiler
@@ -123,8 +123,8 @@ impl Tcmalloc {
     }
 
     /// Sample interval in bytes to write to profiles; the default if sampling was never on.
-    fn reported_interval(&self) -> u64 {
-        match self.known_interval() {
+    fn interval_for_profiles(&self) -> u64 {
+        match self.last_known_interval() {
             0 => DEFAULT_INTERVAL,
             interval => interval,
         }
@@ -133,7 +133,7 @@ impl Tcmalloc {
     /// Reads a numeric property, such as `generic.heap_size`.
     ///
     /// # Errors
-    /// `Allocator`: this build lacks the property.
+    /// `Allocator`: this build lacks the property, or the function that reads properties.
     fn read_property(&self, name: &CStr) -> Result<u64> {
         self.extension.get_property(name).ok_or_else(|| {
             let name = name.to_string_lossy();
@@ -162,7 +162,7 @@ impl Tcmalloc {
     /// sampling was never on.
     pub(crate) fn sample_interval(&self) -> Option<u64> {
         self.profiler.as_ref().ok()?;
-        Some(self.known_interval()).filter(|interval| *interval > 0)
+        Some(self.last_known_interval()).filter(|interval| *interval > 0)
     }
 
     /// Starts sampling at `interval`, or else at the most recent interval, or else at 512 KiB. Returns warnings about
@@ -172,7 +172,7 @@ impl Tcmalloc {
     /// `Unsupported`: this build has no profiler. `Allocator`: tcmalloc refused.
     pub(crate) fn start_sampling(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         let profiler = self.require_profiler()?;
-        let before = self.known_interval();
+        let before = self.last_known_interval();
         let interval = match interval {
             Some(interval) => interval.bytes(),
             None if before > 0 => before,
@@ -209,13 +209,13 @@ impl Tcmalloc {
     }
 
     /// Stops sampling, and stores the interval for later profiles. Does nothing without a profiler. Fails if tcmalloc
-    /// refuses, or ignores it.
+    /// refuses the change, or accepts and ignores it.
     pub(crate) fn stop_sampling(&self) -> Result<()> {
         let Ok(profiler) = &self.profiler else {
             return Ok(());
         };
         self.last_interval
-            .store(self.known_interval(), Ordering::Relaxed);
+            .store(self.last_known_interval(), Ordering::Relaxed);
         profiler
             .rate
             .set_interval(0, &self.extension, &self.identity)
@@ -241,22 +241,23 @@ impl Tcmalloc {
     /// this build does not report the heap's size.
     pub(crate) fn profile_memory_estimate(&self, kind: ProfileKind) -> Option<u64> {
         let heap = self.extension.get_property(c"generic.heap_size")?;
-        let string = profile::max_string_bytes(kind, heap, self.reported_interval());
+        let string = profile::max_string_bytes(kind, heap, self.interval_for_profiles());
         // The string's estimate is three times its final length; the copy has that length.
         Some(string.saturating_add(string / 3))
     }
 
-    /// Writes a heap or growth profile to `scratch` and checks it.
+    /// Writes a heap or growth profile to the temporary file `scratch`, and checks it.
     ///
     /// # Errors
-    /// `Unsupported`: this build has no profiler. Otherwise as for [`profile::ProfileFunctions::write_profile`].
+    /// `Unsupported`: this build has no profiler. Otherwise: memory is short, tcmalloc returned no profile or a damaged
+    /// one, or the kernel refused.
     pub(crate) fn write_profile(
         &self,
         kind: ProfileKind,
         scratch: &Scratch,
     ) -> Result<ProfileSummary> {
         let profiles = &self.require_profiler()?.profiles;
-        // If this property is missing, the check covers only the smallest profile.
+        // If this property is missing, memory is only checked for the smallest profile.
         let heap = self
             .extension
             .get_property(c"generic.heap_size")
@@ -264,7 +265,7 @@ impl Tcmalloc {
         profiles.write_profile(
             kind,
             heap,
-            self.reported_interval(),
+            self.interval_for_profiles(),
             &self.identity,
             scratch,
         )

@@ -62,8 +62,9 @@ impl Unprofilable {
         }
     }
 
-    /// Reason for an allocator of a kind without a profiler. `None` stands for a process without an allocator. In
-    /// secure-execution mode, the remedy cannot be to preload another allocator.
+    /// Reason that allocators of this kind have no profiler, or, for `None`, that the process has no allocator. In
+    /// secure-execution mode, the remedy cannot be to preload another allocator, because the loader ignores the
+    /// environment.
     pub(crate) fn no_profiler(allocator: Option<&AllocatorIdentity>) -> Self {
         let allocator = allocator.map(AllocatorIdentity::to_string);
         match is_secure_execution() {
@@ -199,9 +200,9 @@ impl Unprofilable {
 }
 
 impl From<Unprofilable> for Error {
-    /// The kind is `Unavailable` for a jemalloc that was started without profiling, and `Unsupported` otherwise. With a
-    /// remedy for memprof's sampler, it is that of the reason within. An incomplete allocator's own error is returned
-    /// unchanged.
+    /// The kind is `Unavailable` for a jemalloc that was started without profiling, and `Unsupported` otherwise.
+    /// `SamplerAfterRemedy` has the kind of the reason that it contains. An incomplete allocator's own error is
+    /// returned unchanged.
     fn from(reason: Unprofilable) -> Self {
         let kind = match &reason {
             Unprofilable::NotStarted { .. }

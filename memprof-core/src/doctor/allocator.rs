@@ -11,8 +11,8 @@ const MIN_SAMPLES: u64 = 100;
 /// log2 of 4 KiB. A sample interval below that noticeably slows the host down.
 const FINE_LG_SAMPLE: u64 = 12;
 
-/// Adds findings about an allocator of any kind: missing functions, memprof's sampler as a replacement, and too small
-/// an interval. For a jemalloc, [`check_jemalloc`] reports the replacement.
+/// Adds findings about an allocator of any kind: functions that its build lacks, memprof's sampler in place of the
+/// allocator's, and too small a sample interval. For a jemalloc, [`check_jemalloc`] reports the replaced sampler.
 pub(super) fn check_allocator(allocator: &AllocatorFacts, findings: &mut Vec<Finding>) {
     let name = &allocator.name;
     if !allocator.missing.is_empty() {
@@ -63,8 +63,9 @@ fn own_sampler_remedy(reason: &Unprofilable) -> String {
     )
 }
 
-/// Adds findings about a jemalloc: why it cannot be profiled, its options, its statistics, its built-in dumps, and
-/// known faults of its version.
+/// Adds findings about a jemalloc: why it cannot be profiled, its options, and its statistics. If it was started with
+/// profiling, also adds those about known faults of its version, its built-in dumps, unsampled threads, and the
+/// expected number of samples.
 pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: &mut Vec<Finding>) {
     use Severity::Warning;
     let version = &jemalloc.version;
@@ -160,8 +161,8 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
     check_sample_count(jemalloc, findings);
 }
 
-/// Adds findings about options that jemalloc ignores although a source sets them, or although a file at the path of
-/// jemalloc's symbolic link contains them.
+/// Adds findings about options that jemalloc ignores: malformed ones, those of the environment that the program
+/// overrides, and those in a file whose path should be a symbolic link.
 fn check_options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     let version = &jemalloc.version;
     for source in &jemalloc.sources {
@@ -199,8 +200,8 @@ fn check_options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Adds a finding if fewer than [`MIN_SAMPLES`] samples of the live heap are expected, and the interval is longer than
-/// that of [`FINE_LG_SAMPLE`]. Does nothing if the interval or the size of the live heap is unknown.
+/// Adds a finding if fewer than [`MIN_SAMPLES`] samples of the live heap are expected, and the sample interval is
+/// longer than 4 KiB. Does nothing if the interval or the size of the live heap is unknown.
 fn check_sample_count(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     use Severity::Warning;
     let Some(lg_sample) = jemalloc.lg_sample else {

@@ -16,7 +16,8 @@ use crate::allocators::unprofilable::is_secure_execution;
 const MAX_TEXT_LEN: usize = 4096;
 
 /// Reads the option texts of a jemalloc, in the order in which jemalloc applies them: later ones override earlier ones.
-/// Sources without a text are omitted. Empty if the name of its environment variable is unknown.
+/// For each text, also notes the options that memprof does not know but this jemalloc has. Sources without a text are
+/// omitted. Empty if the name of jemalloc's environment variable is unknown.
 pub(crate) fn read_conf_sources(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Vec<ConfSource> {
     let Some(variable) = &jemalloc.conf_variable else {
         return Vec::new();
@@ -108,7 +109,7 @@ fn read_program_string(
 }
 
 /// Address of the variable `name` in the process's global scope, or else in the object that contains the jemalloc, by
-/// the symbols of its file. `None` if neither has it.
+/// the symbols of that object's file. `None` if neither has the variable, or no object contains the jemalloc.
 fn find_conf_variable(jemalloc: &Jemalloc, objects: &[LoadedObject], name: &CStr) -> Option<usize> {
     let mallctl = jemalloc.mallctl.address();
     let object = objects.iter().find(|object| object.contains(mallctl))?;

@@ -94,7 +94,8 @@ impl AllocatorFacts {
 
 impl JemallocFacts {
     /// Reads the options of one jemalloc that concern profiling. A switch that cannot be read counts as off.
-    /// `allocated` is its live bytes, if known. `hidden_conf_symbol` and `sources` are stored as they are.
+    /// `allocated` is its live bytes, if known. `hidden_conf_symbol` and `sources` come from the caller, and are stored
+    /// unchanged.
     pub(crate) fn read(
         jemalloc: &Jemalloc,
         allocated: Option<u64>,
@@ -103,7 +104,7 @@ impl JemallocFacts {
     ) -> Self {
         let mallctl = &jemalloc.mallctl;
         let is_on = |name| mallctl.read_bool(name).unwrap_or(false);
-        // -1 (read as usize::MAX) means never.
+        // log2 of bytes, at most 63; -1 (read as usize::MAX) means never.
         let interval = mallctl
             .read::<usize>(c"opt.lg_prof_interval")
             .unwrap_or(usize::MAX);
@@ -129,9 +130,9 @@ impl JemallocFacts {
     }
 }
 
-/// Arguments of the program, which it may have overwritten since its start. Empty if they cannot be read. Not from
-/// /proc/self, which has none after the main thread has exited.
+/// Reads the arguments of the program, which it may have overwritten since its start. Empty if they cannot be read.
 fn read_arguments() -> Vec<String> {
+    // /proc/self has no arguments after the main thread has exited.
     let line = std::fs::read("/proc/thread-self/cmdline").unwrap_or_default();
     let arguments = line.split(|byte| *byte == 0);
     arguments
@@ -177,8 +178,8 @@ fn is_musl_file(path: &Path) -> bool {
     name.is_some_and(|name| name.starts_with("ld-musl-") || name.starts_with("libc.musl-"))
 }
 
-/// Path of the object that provides `dl_iterate_phdr`, if it interposes the C library's. `None` if it does not, or if
-/// the object is unknown.
+/// Path of the object that interposes `dl_iterate_phdr`, which unwinders call. `None` if the C library's own function
+/// is in use, judged by the file's name, or if no object contains the function.
 fn find_unwind_interposer(objects: &[LoadedObject]) -> Option<String> {
     let address = find_global_symbol(c"dl_iterate_phdr");
     let object = objects
@@ -214,7 +215,7 @@ fn find_hidden_conf_symbol(jemalloc: &Jemalloc, objects: &[LoadedObject]) -> Opt
 }
 
 /// Checks whether dumps can be stored in the dump directory, its free space, and whether its file system may block.
-/// Creates the directory if it is missing.
+/// Creates the directory if it is missing. If it cannot be used, reports only the reason.
 fn inspect_dump_dir(store: &Store) -> DumpDirFacts {
     let mut dir = DumpDirFacts {
         path: store.directory().to_owned(),

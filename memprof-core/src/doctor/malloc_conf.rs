@@ -141,6 +141,7 @@ pub(super) fn ignored_options(source: &ConfSource) -> Vec<String> {
                 "{remaining:?} and all behind it: {}",
                 malformed_reason(remaining)
             ));
+            // jemalloc stops reading at the first malformed option.
             break;
         };
         let key = &remaining[..end];
@@ -198,7 +199,8 @@ pub(super) fn overridden_options(source: &ConfSource, later: &ConfSource) -> Vec
     overridden.collect()
 }
 
-/// Iterates over the keys of an option text that [`OPTIONS`] lacks.
+/// Iterates over the keys of an option text, such as `prof:true,key:1`, that are not in [`OPTIONS`], the options that
+/// memprof knows.
 pub(super) fn unknown_keys(text: &str) -> impl Iterator<Item = &str> {
     let keys = text.split(',').filter_map(|pair| pair.split_once(':'));
     keys.map(|(key, _)| key)
@@ -278,6 +280,7 @@ fn parse_number(text: &str) -> Option<i128> {
         (None, Some(digits)) => (digits, 8),
         (None, None) => (digits, 10),
     };
+    // `from_str_radix` would accept a second sign.
     let is_signed_twice = digits.starts_with(['+', '-']);
     let number = u64::from_str_radix(digits, base).ok()?;
     (!is_signed_twice).then(|| sign * i128::from(number))

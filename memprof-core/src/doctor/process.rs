@@ -77,9 +77,9 @@ pub(super) fn check_process(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Adds findings about variables that configure a build of jemalloc other than the process's. Adds none if some
-/// jemalloc of the process may read any of them, because its own variable is unknown. Skips a variable that the finding
-/// about profiling already names.
+/// Adds findings about environment variables that configure a build of jemalloc other than the process's. Adds none if
+/// the variable of some jemalloc in the process is unknown, because it may be any of them. Skips a variable that the
+/// finding about profiling already names.
 fn check_variables(facts: &Facts, findings: &mut Vec<Finding>) {
     let read: Option<Vec<&str>> = facts
         .jemallocs
@@ -109,8 +109,9 @@ fn check_variables(facts: &Facts, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Returns a finding about an unwinder that may lock or run foreign code during a sample. `None` if there is no sign of
-/// either.
+/// Returns a finding about an unwinder that may lock or run foreign code during a sample: the C library is musl, lacks
+/// `_dl_find_object`, or has an interposed `dl_iterate_phdr`. Only the first of them is reported. `None` if none
+/// applies.
 fn unwinder_finding(facts: &Facts) -> Option<Finding> {
     use Severity::Warning;
     if facts.is_musl {

@@ -45,6 +45,7 @@ impl<R: Read> ChecksummedDump<R> {
 }
 
 impl<R: Read> Read for ChecksummedDump<R> {
+    /// Reads the profile, and after its end the text with the checksum.
     fn read(&mut self, out: &mut [u8]) -> Result<usize> {
         if self.tail.is_none() {
             let read = self.profile.read(out)?;

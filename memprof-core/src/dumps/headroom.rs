@@ -66,14 +66,16 @@ pub(crate) fn require_headroom(bytes: u64) -> Result<()> {
     check_headroom(least_headroom(), bytes)
 }
 
-/// Returns the error for a running dump that must be abandoned. The dump may need `rest` more bytes. `None` while the
-/// headroom suffices for `rest`, or for [`MAX_WRITE_AHEAD`] if that is less, and for a reserve.
+/// Returns the error with which to abandon a running dump if the process has too little memory left. `rest` is the
+/// number of bytes that the dump may still write; at most `MAX_WRITE_AHEAD` of them count. `None` while the headroom
+/// covers these bytes and a reserve.
 pub(crate) fn current_shortage_error(rest: u64) -> Option<Error> {
     shortage_error(least_headroom(), rest)
 }
 
-/// Returns the error of [`current_shortage_error`]. `nearest` is the least headroom of all limits; `None` stands for no
-/// limit.
+/// Returns the error with which to abandon a running dump if `nearest`, the least headroom of all limits, is too small:
+/// less than [`ABANDON_RESERVE`] plus `rest`. `rest` is the number of bytes that the dump may still write; at most
+/// [`MAX_WRITE_AHEAD`] of them count. `None` if the headroom suffices, or without a limit.
 fn shortage_error(nearest: Option<Headroom>, rest: u64) -> Option<Error> {
     let nearest =
         nearest.filter(|nearest| nearest.bytes < rest.min(MAX_WRITE_AHEAD) + ABANDON_RESERVE)?;
@@ -82,8 +84,8 @@ fn shortage_error(nearest: Option<Headroom>, rest: u64) -> Option<Error> {
     )))
 }
 
-/// Fails with the error of [`require_headroom`] if allocating `bytes` more would leave less than [`RESERVE`]. `nearest`
-/// is the least headroom of all limits; `None` stands for no limit.
+/// Fails with ENOMEM if allocating `bytes` more would leave less than [`RESERVE`] of `nearest`, the least headroom of
+/// all limits. Succeeds if `nearest` is `None`: no limit is known.
 fn check_headroom(nearest: Option<Headroom>, bytes: u64) -> Result<()> {
     match nearest {
         Some(nearest) if nearest.bytes < bytes.saturating_add(RESERVE) => {
@@ -105,7 +107,8 @@ fn out_of_memory_error(message: String) -> Error {
     )
 }
 
-/// Headroom of the cgroup or of the machine, whichever is less. `None` if neither can be read.
+/// Memory that this process may still get: that left in its cgroup or in the machine, whichever is less. `None` if
+/// neither can be read.
 fn least_headroom() -> Option<Headroom> {
     let cgroup = cgroup::least_cgroup_headroom().map(|(path, bytes)| Headroom {
         bytes,
@@ -136,7 +139,7 @@ fn parse_mem_available(meminfo: &str) -> Option<u64> {
 /// Fails if this thread cannot allocate [`MEMORY_NEEDED`] bytes for a dump.
 ///
 /// # Errors
-/// As for [`require_allocatable`].
+/// `Io` with the errno of mmap(2), usually ENOMEM.
 pub(crate) fn require_dump_memory() -> Result<()> {
     require_allocatable(MEMORY_NEEDED)
 }

@@ -58,8 +58,8 @@ pub(crate) struct Tally {
 }
 
 /// Estimates the allocated bytes from a sample of `objects` with `bytes` in total, at one sample per `sample_interval`
-/// bytes. Returns `bytes` if one of the three is 0. The result is byte-for-byte equal to that of `memprof-report`,
-/// because both use the same `expm1`; C libraries differ in theirs.
+/// bytes. Returns `bytes` if one of the three is 0. The result is exactly that of `memprof-report`, because both use
+/// the same `expm1`; C libraries differ in theirs.
 pub(crate) fn estimate_unsampled_bytes(objects: u64, bytes: u64, sample_interval: u64) -> u64 {
     if objects == 0 || bytes == 0 || sample_interval == 0 {
         return bytes;
@@ -72,7 +72,7 @@ pub(crate) fn estimate_unsampled_bytes(objects: u64, bytes: u64, sample_interval
 /// Checks a heap profile of jemalloc line by line up to its mappings, and counts its stacks and bytes.
 ///
 /// # Errors
-/// `InvalidData`: quotes the first malformed line; or the reader's error.
+/// `InvalidData`: a line is malformed; the message quotes the first such line. Otherwise the reader's error.
 pub(crate) fn summarize_heap_v2(mut text: impl BufRead) -> io::Result<ProfileSummary> {
     let mut line = Vec::new();
     let mut number = 0;
@@ -122,7 +122,8 @@ pub(crate) fn summarize_heap_v2(mut text: impl BufRead) -> io::Result<ProfileSum
     Ok(summary)
 }
 
-/// `InvalidData` error with up to 60 bytes of `line`. A `number` of 0 leaves the line number out of the message.
+/// `InvalidData` error with the expected form and up to 60 bytes of the found `line`. A `number` of 0 leaves the line
+/// number out of the message.
 fn damaged_profile_error(number: u64, expected: &str, line: &[u8]) -> io::Error {
     let position = if number == 0 {
         String::new()

@@ -34,7 +34,7 @@ pub(crate) fn create_locked_file(directory: impl AsFd, name: &str) -> Result<Own
     Ok(file)
 }
 
-/// Removes the temporary dumps that killed processes left behind in `directory`. If one cannot be removed, it only logs
+/// Removes the temporary dumps that killed processes left behind in `directory`. If a dump cannot be removed, only logs
 /// a warning.
 ///
 /// # Errors
@@ -63,9 +63,10 @@ fn is_temporary_dump(name: &str) -> bool {
     DumpName::parse(id).is_some()
 }
 
-/// Whether no process holds the file's lock. Tries to lock the file, which it unlocks at once. False if the file cannot
-/// be opened, or if the file system has no locks.
+/// Whether no process holds the lock of the file `name`, by trying to lock it; closing the file unlocks it again. False
+/// if the file cannot be opened, or if the file system has no locks.
 fn is_abandoned(directory: &OwnedFd, name: &str) -> bool {
+    // `NONBLOCK`: opening a FIFO must not block this thread.
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     rustix::fs::openat(directory, name, flags, Mode::empty())
         .and_then(|file| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive))

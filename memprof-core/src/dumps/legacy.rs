@@ -20,7 +20,7 @@ const MAPPED_LIBRARIES: &str = "MAPPED_LIBRARIES:";
 /// while sampling is off.
 ///
 /// # Errors
-/// `InvalidData`: quotes the first malformed line, or the sums that differ.
+/// `InvalidData`: a line is malformed, or the sums differ; the message quotes the first such line, or both sums.
 pub(crate) fn summarize_legacy_profile(text: &[u8], interval: u64) -> io::Result<ProfileSummary> {
     let mut lines = text.split_inclusive(|byte| *byte == b'\n');
     let header = lines.next().unwrap_or_default();
@@ -67,7 +67,7 @@ struct LegacyCounts {
     bytes: u64,
 }
 
-/// `InvalidData` error with up to 60 bytes of `found`.
+/// `InvalidData` error with the expected form and up to 60 bytes of the `found` text.
 fn damaged_profile_error(expected: &str, found: &[u8]) -> io::Error {
     let found = String::from_utf8_lossy(&found[..found.len().min(60)]).into_owned();
     let message = format!("its profile is damaged: expected {expected}, found {found:?}");

@@ -90,8 +90,8 @@ impl std::fmt::Display for DumpName {
     }
 }
 
-/// Parses a time such as `20261121T111244Z`. `None` if the digits are no valid time, or one up to the epoch. Does not
-/// check the letters `T` and `Z`, because [`DumpName::parse`] compares the whole text.
+/// Parses a time such as `20261121T111244Z`. `None` if the digits are no valid time, or if the time is not after the
+/// epoch. Does not check the letters `T` and `Z`, because [`DumpName::parse`] compares the whole text.
 fn parse_time_stamp(stamp: &str) -> Option<SystemTime> {
     let part = |range| stamp.get(range);
     let (year, month, day) = (part(0..4)?, part(4..6)?, part(6..8)?);

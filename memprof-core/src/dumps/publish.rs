@@ -79,7 +79,7 @@ pub(crate) fn copy_in_pieces(body: &mut dyn Read, file: &mut dyn Write) -> io::R
 }
 
 /// Links the nameless `file` as `name` into `directory`, by its link in /proc. Fails with EEXIST if that name exists.
-/// Without /proc, only root can do so.
+/// Without /proc, links the descriptor itself, which only root may do.
 fn link_nameless_file(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
     let by_descriptor = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let linked = retry_on_intr(|| {
@@ -101,7 +101,10 @@ fn link_nameless_file(file: &File, directory: &OwnedFd, name: &str) -> Result<()
 }
 
 /// Copies `body` into a new file `name` in `directory`, for file systems without `O_TMPFILE`: writes to a hidden name
-/// first, and removes it after a failure. Returns the length in bytes. Fails as [`publish_dump`] does.
+/// first, and removes that file after a failure. Returns the length in bytes. Never overwrites a file.
+///
+/// # Errors
+/// The action that the kernel refused, and its error.
 fn publish_through_hidden(
     directory: &OwnedFd,
     name: &str,
@@ -112,14 +115,15 @@ fn publish_through_hidden(
         .map_err(|errno| ("create a file for the dump", errno.into()))?;
     let mut file = File::from(file);
     let length = copy_and_sync(&mut file, body).and_then(|length| {
-        rename_to_new(directory, &hidden, name).map_err(|errno| ("name the dump", errno.into()))?;
+        rename_without_overwrite(directory, &hidden, name)
+            .map_err(|errno| ("name the dump", errno.into()))?;
         Ok(length)
     });
     length.inspect_err(|_| try_remove_file(directory, &hidden))
 }
 
 /// Renames a file in `directory`. Fails with EEXIST if `to` exists, and never overwrites it.
-fn rename_to_new(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
+fn rename_without_overwrite(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
     let renamed = retry_on_intr(|| {
         rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE)
     });

@@ -73,6 +73,7 @@ pub(crate) fn select_expired_dumps<'a>(
     keep: &RetentionPolicy,
 ) -> Vec<&'a DumpFile> {
     let is_own = |index: &usize| new_dump.is_from_same_process(&entries[*index]);
+    // Entries are sorted newest first, so the process's first dumps are its last entries.
     let firsts = (0..entries.len()).rev().filter(is_own).take(keep.first);
     let previous = (0..entries.len()).find(|index| !is_own(index));
     let spared: Vec<usize> = firsts.chain(previous).collect();

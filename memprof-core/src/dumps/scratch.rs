@@ -118,7 +118,6 @@ impl Scratch {
     /// files that killed processes left there.
     fn create_hidden_file(directory: &Path, name: &str) -> io::Result<Self> {
         let memory_dir = open_memory_directory(directory)?;
-        // Processes that were killed during a dump left their hidden files behind.
         hidden_file::remove_abandoned_dumps(&memory_dir)?;
         let file = hidden_file::create_locked_file(&memory_dir, name)?;
         Self::from_empty_file(file, ScratchPath::Hidden(directory.join(name)))
@@ -150,17 +149,18 @@ impl Scratch {
     }
 
     /// Sets the file's position to its start, and returns the file. Fails if the program closed the descriptor.
-    pub(crate) fn rewound_file(&self) -> io::Result<&File> {
+    pub(crate) fn rewind_file(&self) -> io::Result<&File> {
         let mut file = self.file.get()?;
         file.seek(SeekFrom::Start(0))?;
         Ok(file)
     }
 
-    /// Abandons the dump if the headroom becomes too small. `shortage` gets the number of bytes written so far, and
-    /// returns an error if the headroom does not suffice for the rest. Returns false once the allocator has finished.
+    /// Abandons the dump if too little memory is left for it. `shortage` gets the number of bytes written so far, and
+    /// returns an error if the memory left does not suffice for the rest. Returns false once the allocator has finished
+    /// writing, and true before.
     ///
-    /// While an abandoned dump is still being written, each call releases the memory, so the output is discarded. The
-    /// allocator never sees an error, because some allocators abort on one.
+    /// While an abandoned dump is still being written, each call truncates the file to release its memory, so the
+    /// output is discarded. The allocator never sees an error, because some allocators abort on one.
     pub(crate) fn abandon_on_shortage(&self, shortage: impl FnOnce(u64) -> Option<Error>) -> bool {
         let mut progress = lock(&self.progress);
         match &*progress {
@@ -200,7 +200,8 @@ impl Scratch {
         Ok(())
     }
 
-    /// Returns a reader of the first `length` bytes. It releases memory as it reads, because the copy needs as much.
+    /// Returns a reader of the first `length` bytes. It releases the file's memory as it reads, because the copy of
+    /// these bytes needs as much memory.
     pub(crate) fn draining_reader(&self, length: u64) -> impl Read {
         DrainingReader {
             reader: self.prefix_reader(length),
@@ -231,6 +232,7 @@ impl Scratch {
         // Reads and discards the part that the file already has.
         copy_in_pieces(&mut body.take(length), &mut io::sink())?;
         let mut file = self.file.get()?;
+        // Discards the text that an allocator appended to the profile.
         file.set_len(length)?;
         file.seek(SeekFrom::Start(length))?;
         let tail = copy_in_pieces(body, &mut file)?;
@@ -247,8 +249,8 @@ impl Scratch {
     }
 
     /// Error number that explains why jemalloc could not write. jemalloc reports EFAULT for every file error, so this
-    /// opens the path again and appends a page of zeros to get the kernel's error. `None` if both succeed, or if the
-    /// program closed the descriptor.
+    /// opens the path again and appends a page of zeros to get the kernel's error. EBADF if the file has no path, for
+    /// example because the program closed the descriptor. `None` if both succeed.
     pub(crate) fn probe_write_errno(&self) -> Option<Errno> {
         const PAGE: [u8; 4096] = [0; 4096];
         let opened = retry_on_intr(|| {
@@ -265,7 +267,7 @@ impl Scratch {
 }
 
 impl Drop for Scratch {
-    /// Removes the file's hidden name, if it has one. Only logs an error.
+    /// Removes the file's hidden name, if it has one. An error is only logged.
     fn drop(&mut self) {
         if let ScratchPath::Hidden(path) = &self.name
             && let Err(errno) = rustix::fs::unlinkat(CWD, path, AtFlags::empty())
@@ -355,7 +357,7 @@ mod tests {
     fn drained_bytes_take_no_memory() {
         let scratch = Scratch::create_memfd().unwrap();
         let text: Vec<u8> = (0..8 * PUNCH_SIZE).map(|byte| (byte % 251) as u8).collect();
-        scratch.rewound_file().unwrap().write_all(&text).unwrap();
+        scratch.rewind_file().unwrap().write_all(&text).unwrap();
         let length = text.len() - 7;
         let mut drain = scratch.draining_reader(length as u64);
         let mut read = Vec::new();

@@ -45,9 +45,9 @@ pub struct Store {
     keep: RetentionPolicy,
 }
 
-/// Returns the default dump directory of a program: below `XDG_STATE_HOME`, below /var/lib for root, or below
-/// `~/.local/state`. Without a home directory, it is below /var/lib, too. `variable` reads the environment. Relative
-/// paths in variables are ignored.
+/// Returns the default dump directory `memprof/PROGRAM` of a program: below `XDG_STATE_HOME`, below /var/lib for root,
+/// or below `~/.local/state`. Without a home directory, it is below /var/lib, too. `variable` reads the environment.
+/// Relative paths in variables are ignored.
 pub fn default_dump_dir(
     program: &str,
     is_root: bool,
@@ -76,10 +76,10 @@ impl Store {
         &self.directory
     }
 
-    /// Lists the kept dumps, newest first.
+    /// Lists the kept dumps (those in the dump directory), newest first. A missing directory counts as empty.
     ///
     /// # Errors
-    /// `Io`: the directory cannot be read, or is not safe to use. A missing directory counts as empty.
+    /// `Io`: the directory cannot be read, or other users may write to it.
     pub fn list_dumps(&self) -> Result<Vec<KeptDump>> {
         let Some(directory) = self.open_directory_if_exists("read")? else {
             return Ok(Vec::new());
@@ -91,10 +91,11 @@ impl Store {
             .collect())
     }
 
-    /// Opens a kept dump.
+    /// Opens a kept dump (one in the dump directory) for reading.
     ///
     /// # Errors
-    /// `InvalidArgument`: no kept dump has this id. Otherwise as for [`list_dumps`](Self::list_dumps).
+    /// `InvalidArgument`: no kept dump has this id. `Io`: the directory or the file cannot be read, or other users may
+    /// write to the directory.
     pub fn open_dump(&self, id: &str) -> Result<OpenedDump> {
         let unknown = || {
             let message = format!("no kept dump has the id {id:?}");
@@ -126,8 +127,8 @@ impl Store {
     }
 
     /// Publishes a dump under the new `name`. `started` is the start time of its process, and `size` the length of
-    /// `body` in bytes. Deletes the dumps that the retention policy no longer allows first. Returns the dump's id, path
-    /// and length.
+    /// `body` in bytes. Before that, removes the unfinished dumps of killed processes, and deletes the dumps that the
+    /// retention policy no longer allows. Returns the dump's id, path and length.
     ///
     /// # Errors
     /// `Io`: the directory cannot be created, is not safe, or accepts no file, or an expired dump cannot be deleted. No
@@ -161,10 +162,11 @@ impl Store {
         }))
     }
 
-    /// Opens the directory, creating it if necessary, and checks that it is safe for dumps.
+    /// Opens the dump directory, and creates it with mode 0700 if it is missing. Checks that no other user can write to
+    /// it or replace it.
     ///
     /// # Errors
-    /// `Io`: the directory cannot be created or opened, or is not safe.
+    /// `Io`: the directory cannot be created or opened, or fails that check.
     pub(crate) fn open_or_create_directory(&self) -> Result<OwnedFd> {
         let opened = match self.open_directory() {
             Err(Errno::NOENT) => DirBuilder::new()
@@ -182,11 +184,11 @@ impl Store {
         Ok(directory)
     }
 
-    /// Opens the directory and checks that it is safe. `None` if it does not exist. `act` is the purpose for error
-    /// messages, such as `"read"`.
+    /// Opens the dump directory, and checks that no other user can write to it or replace it. `None` if it does not
+    /// exist. `act` is the purpose for error messages, such as `"read"`.
     ///
     /// # Errors
-    /// `Io`: the directory cannot be opened, or is not safe.
+    /// `Io`: the directory cannot be opened, or fails that check.
     fn open_directory_if_exists(&self, act: &str) -> Result<Option<OwnedFd>> {
         match self.open_directory() {
             Ok(directory) => {
@@ -236,16 +238,16 @@ impl Store {
         Ok(())
     }
 
-    /// Opens the directory, creating it if necessary, and checks that it is safe and that a file can be created in it.
-    /// Leaves no file behind.
+    /// Opens the dump directory, creating it if it is missing. Checks that no other user can write to it, and that a
+    /// file can be created in it. Leaves no file behind.
     ///
     /// # Errors
-    /// As for [`open_or_create_directory`](Self::open_or_create_directory). `Io`: no file can be created in the
-    /// directory.
+    /// `Io`: the directory cannot be created or opened, or fails one of these checks.
     pub(crate) fn open_writable_directory(&self) -> Result<OwnedFd> {
         let directory = self.open_or_create_directory()?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         match retry_on_intr(|| rustix::fs::openat(&directory, ".", flags, PRIVATE)) {
+            // The nameless file is closed here, which deletes it.
             Ok(_) => Ok(directory),
             // `publish_dump` uses a hidden name then.
             Err(errno) if lacks_nameless_files(errno) => Ok(directory),

@@ -80,17 +80,19 @@ impl Profiler {
     /// require a search of the whole executable for a stripped jemalloc.
     ///
     /// # Errors
-    /// As for [`activate`](Self::activate).
+    /// Fails as `activate` does: no allocator can be profiled, a dump runs, ages or labels cannot be recorded, or a
+    /// thread cannot be started.
     pub fn activate_without_result(self: &Arc<Self>, options: ActivateOptions) -> Result<()> {
         self.activate_backends(options).map(drop)
     }
 
     /// Selects the sampler, starts sampling, and installs everything that samples need: walker, labels, ages, periodic
-    /// task and lease. If this fails, sampling is as before, except that an allocator that was not sampled may keep the new
-    /// interval.
+    /// task and lease (time limit). If this fails, sampling is as before, except that an allocator that was not sampled
+    /// may keep the new interval.
     ///
     /// # Errors
-    /// As for [`activate`](Self::activate).
+    /// The reason why no allocator can be profiled. `Busy`: an interval is given while a dump runs. `Unsupported`: ages
+    /// or labels cannot be recorded here. `Io`: a thread cannot be started.
     fn activate_backends(self: &Arc<Self>, options: ActivateOptions) -> Result<ActivationOutcome> {
         self.refresh_interception();
         self.allocators.search_if_changed(&self.settings);
@@ -98,7 +100,7 @@ impl Profiler {
         // read back, and undoing this activation would undo that thread's work.
         let mut switch = self.switch.lock();
         let times = switch.activation_times();
-        let earlier = self.read_backends();
+        let earlier = self.read_backend_states();
         let backends = self.allocators.backends_for(options.allocator)?;
         // Setting an interval may drop samples, which must not happen during a dump.
         let running = options.interval.map(|_| self.dump_slot.acquire());
@@ -133,9 +135,10 @@ impl Profiler {
         })
     }
 
-    /// Undoes an activation that failed: restores the state of `earlier`, and records that sampling is off unless some
-    /// goes on. In that case, the labels and ages that the activation has set stay, and so do its walkers if a periodic
-    /// task maintains them. An error is only logged, because the activation has its own.
+    /// Undoes an activation that failed: restores the sampling of `earlier`, and records that sampling is off if no
+    /// allocator is sampled then. If one still is, the labels and ages of the failed activation stay, and its walkers
+    /// stay if a periodic task maintains them. Errors are only logged, because the caller returns that of the
+    /// activation.
     fn undo_activation(self: &Arc<Self>, switch: &mut SwitchGuard<'_>, earlier: &[EarlierBackend]) {
         if let Err(error) = self.restore_backends(earlier) {
             log::error!("sampling is not as before the activation that failed: {error}");
@@ -146,15 +149,18 @@ impl Profiler {
                 Ok(task) => switch.set_periodic_task(task),
                 Err(_) => switch.uninstall_unmaintained_walkers(),
             }
-        } else if let Err(error) = switch.mark_inactive() {
+        } else if let Err(error) = switch.uninstall_parts_and_mark_inactive() {
             log::error!("{error}");
         }
     }
 
-    /// Starts sampling in `backends`, with everything that samples need. Returns the lease that ends it, and warnings.
+    /// Starts sampling in `backends`, with everything that samples need. Returns the lease that ends it (`None` without
+    /// a time limit), and warnings. If no duration is requested, a backend that is too expensive to be left on gets the
+    /// time limit [`DEFAULT_LEASE`].
     ///
     /// # Errors
-    /// As for [`activate`](Self::activate). What was done before stays.
+    /// A backend refused. `Unsupported`: ages or labels cannot be recorded here. `Io`: a thread cannot be started. The
+    /// steps before the failure are not undone.
     fn start_backends(
         self: &Arc<Self>,
         switch: &mut SwitchGuard<'_>,
@@ -204,7 +210,7 @@ impl Profiler {
             .filter_map(|each| each.stop_sampling().err())
             .collect();
         if !self.allocators.is_active() {
-            switch.mark_inactive()?;
+            switch.uninstall_parts_and_mark_inactive()?;
         }
         if let Some(error) = errors.into_iter().next() {
             return Err(error);
@@ -212,6 +218,7 @@ impl Profiler {
         switch.set_lease(None);
         // After the lease, because the state stays stored while a lease is running.
         switch.set_state_before_lease(None);
+        // `status` locks the switch again.
         drop(switch);
         let unavailable = self
             .allocators
@@ -240,6 +247,7 @@ impl Profiler {
         let mut warnings = for_each_backend(&backends, |each| {
             each.reset_samples(interval).map(|()| Vec::new())
         })?;
+        // Released first, so that the status does not report a running dump.
         drop(running);
         warnings.push("all samples so far were dropped".to_owned());
         Ok(ActivationResult {
@@ -250,18 +258,19 @@ impl Profiler {
         })
     }
 
-    /// Fails unless memprof walks the stacks of samples, because only its walker appends ages and labels. `what` is the
-    /// requested feature, for the error message.
+    /// Fails unless memprof walks the stacks of samples, because only memprof's walks append ages and labels. `feature`
+    /// is the requested feature, for the error message.
     ///
     /// # Errors
-    /// `Unsupported`: neither memprof's walker nor its sampler is in use.
-    fn require_own_walker(&self, backends: &BackendList, what: &str) -> Result<()> {
+    /// `Unsupported`: neither memprof's stack walker nor its sampler is in use.
+    fn require_own_walker(&self, backends: &BackendList, feature: &str) -> Result<()> {
         let samples = backends.iter().any(|each| each.sampler_status().is_some());
         if samples || self.switch.has_own_walker() {
             return Ok(());
         }
-        let message =
-            format!("{what} need memprof's stack walk or its sampler, and neither is in use here");
+        let message = format!(
+            "{feature} need memprof's stack walk or its sampler, and neither is in use here"
+        );
         let mut reasons = self
             .switch
             .unwinder_status()
@@ -273,14 +282,14 @@ impl Profiler {
             None => message,
         };
         Err(Error::new(ErrorKind::Unsupported, message)
-            .with_remedy(format!("activate sampler=memprof, or leave {what} out")))
+            .with_remedy(format!("activate sampler=memprof, or leave {feature} out")))
     }
 
-    /// Starts a lease that ends the current activation after `duration`: it stops sampling, or restores the sampling
-    /// that was on before.
+    /// Starts a lease (time limit) for the current activation. After `duration`, its thread stops sampling, or restores
+    /// the sampling that was on before.
     ///
     /// # Errors
-    /// `Io`: its thread cannot be started.
+    /// `Io`: the thread cannot be started.
     fn start_lease(self: &Arc<Self>, duration: Duration) -> Result<Lease> {
         // A weak reference: the lease must not keep the profiler alive when the host ends.
         let profiler = Arc::downgrade(self);
@@ -304,6 +313,7 @@ impl Profiler {
     fn end_lease(self: &Arc<Self>) -> Result<&'static str> {
         let mut switch = self.switch.lock();
         let Some(earlier) = switch.take_state_before_lease() else {
+            // `deactivate` locks the switch again.
             drop(switch);
             return self.deactivate(None).map(|_| "profiling is inactive");
         };
@@ -316,8 +326,8 @@ impl Profiler {
         Ok("profiling goes on as before the activation")
     }
 
-    /// Starts the periodic task if memprof's sampler is on, as it may be before this profiler is created. A failure is
-    /// only logged.
+    /// Makes memprof's sampler intercept newly loaded libraries, and starts the periodic task that does so from now on.
+    /// Does nothing if the sampler is off; it may be on before this profiler is created. A failure is only logged.
     pub fn start_task_of_running_sampler(self: &Arc<Self>) {
         if !self.maintain_sampler() {
             return;
@@ -325,7 +335,8 @@ impl Profiler {
         self.restart_periodic_task(&mut self.switch.lock());
     }
 
-    /// Starts the periodic task in place of an earlier one, or ends that if none is needed. A failure is only logged.
+    /// Replaces the periodic task, which maintains memprof's stack walker and sampler. Only ends the earlier task if
+    /// none is needed. A failure is only logged.
     fn restart_periodic_task(self: &Arc<Self>, switch: &mut SwitchGuard<'_>) {
         match self.start_periodic_task() {
             Ok(task) => switch.set_periodic_task(task),
@@ -333,7 +344,7 @@ impl Profiler {
         }
     }
 
-    /// Starts the task that maintains memprof's walker and sampler. `None` if neither is in use.
+    /// Starts the task that maintains memprof's stack walker and sampler. `None` if neither is in use.
     ///
     /// # Errors
     /// `Io`: its thread cannot be started.
@@ -343,6 +354,7 @@ impl Profiler {
         // A weak reference: the thread must not keep the profiler alive when the host ends.
         let profiler = Arc::downgrade(self);
         let work = move || {
+            // True to be called again: a walker or the sampler is still in use.
             profiler.upgrade().is_some_and(|profiler| {
                 profiler.exclude_this_thread();
                 let has_walker = profiler.switch.maintain_unwinder_and_ages();

@@ -71,8 +71,8 @@ impl AgeClock {
         set_alloc_time(self.bucket_start());
     }
 
-    /// Sets the allocation time of new samples to the current bucket. Doubles the width if there are too many buckets.
-    /// Does nothing while the clock is stopped.
+    /// Sets the allocation time of new samples to the current bucket. Doubles the width while there are more than
+    /// `MAX_BUCKETS` buckets. Does nothing while the clock is stopped.
     pub(super) fn advance_bucket(&self) {
         if self.is_on.load(Ordering::Relaxed) {
             let elapsed = self

@@ -34,13 +34,14 @@ struct FoundBackends {
 }
 
 impl FoundBackends {
-    /// Searches for allocators. Reuses the backends of `known` allocators, except those that can now be intercepted by
-    /// another method. Skips objects with fingerprints in `without_allocators`.
+    /// Searches for allocators. Creates a backend (allocator with its sampler) for each, but reuses those of `known`
+    /// unless they can now be intercepted by another method. Skips objects with fingerprints in `without_allocators`.
     fn find_all(
         settings: &ProfilerSettings,
         known: &[Arc<Backend>],
         without_allocators: &[u64],
     ) -> Self {
+        // Read before the search, so that a library loaded during it causes another one.
         let load_count = loaded_objects::load_count();
         let DiscoveredAllocators {
             allocators,
@@ -155,8 +156,8 @@ impl Allocators {
         Ok(selected)
     }
 
-    /// Selects the allocators for a message that names no kind, as described for [`backends_for`](Self::backends_for).
-    /// Fails with the reason if there are none.
+    /// Selects the allocators for a message that names no kind: the one that serves `malloc`, every jemalloc, and each
+    /// that memprof's sampler can sample or that is being sampled. Fails with the reason if there are none.
     fn default_backends(&self) -> std::result::Result<BackendList, Unprofilable> {
         let backends = self.all_backends();
         let is_default = |each: &&Arc<Backend>| {

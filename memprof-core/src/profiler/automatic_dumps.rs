@@ -88,8 +88,8 @@ impl Profiler {
         self.start_watcher(&watcher)
     }
 
-    /// Dumps at each new high-water mark of the resident memory, within `limits`. Turns off jemalloc's built-in dumps
-    /// of that kind, with a warning. Also warns while profiling is inactive.
+    /// Starts to dump at each new high-water mark of the resident memory, within `limits`. Turns off jemalloc's
+    /// built-in dumps of that kind, with a warning. Also warns while profiling is inactive.
     ///
     /// # Errors
     /// The reason why profiling is impossible. `Io`: the watcher thread cannot be started.
@@ -152,8 +152,8 @@ impl Profiler {
         Ok(warnings)
     }
 
-    /// Stops the watcher, and takes the dump of an `at_exit` rule unless [`take_exit_dump`](Self::take_exit_dump) did.
-    /// Called when the plugin ends.
+    /// Stops the watcher thread, and takes the dump of an `at_exit` rule unless it was taken already. For the end of
+    /// the plugin.
     pub fn shut_down(&self) {
         if let Some(watcher) = self.automatic_dumps.watcher() {
             watcher.stop();
@@ -161,8 +161,9 @@ impl Profiler {
         self.take_exit_dump();
     }
 
-    /// Takes the dump of an `at_exit` rule, and waits up to five seconds for it. Called at the program's exit. The
-    /// calling thread allocates nothing and takes no lock, because a signal may have interrupted it anywhere.
+    /// Takes the dump of an `at_exit` rule, and waits up to five seconds for it. Does nothing without such a rule. For
+    /// the program's exit: the calling thread allocates nothing and takes no lock, because a signal may have
+    /// interrupted it anywhere.
     pub fn take_exit_dump(&self) {
         if let Some(exit_dump) = self.automatic_dumps.exit_dump.get() {
             exit_dump.run_work(EXIT_DUMP_TIMEOUT);
@@ -217,7 +218,7 @@ impl Profiler {
         self.automatic_dumps.watcher()?.gdump_status()
     }
 
-    /// Starts the watcher thread if its rules need it.
+    /// Starts the watcher thread if its rules, or a watch for high-water marks, need it.
     ///
     /// # Errors
     /// `Io`: the thread cannot be started.

@@ -93,6 +93,7 @@ impl Profiler {
                             lost_sample_warnings(&sampler, interval)
                         }),
                     );
+                    // Put before the other warnings.
                     warnings.splice(0..0, dumps.iter().flat_map(unseen_call_warnings));
                     warnings.extend(dumps.iter().filter_map(early_end_warning));
                     warnings.extend(round.backends.iter().filter_map(|each| stall_warning(each)));
@@ -109,11 +110,11 @@ impl Profiler {
         })
     }
 
-    /// Takes a dump into memory without storing it. `allocator` selects the allocators as in [`dump`](Self::dump). If
-    /// several can be dumped, returns the dump with the most bytes in use.
+    /// Takes a dump into memory without storing it: of the allocators of the kind `allocator`, or of the default ones
+    /// if it is `None`. If several can be dumped, returns the dump with the most bytes in use.
     ///
     /// # Errors
-    /// As for [`dump`](Self::dump).
+    /// `Busy` while another dump runs. Otherwise the reason why profiling is impossible, or an error of the system.
     pub fn dump_in_memory(
         &self,
         allocator: Option<AllocatorKind>,
@@ -128,11 +129,11 @@ impl Profiler {
         largest.ok_or_else(no_dump_error)
     }
 
-    /// Selects the backends as [`dump`](Self::dump) does, after a search for new allocators, and collects the facts
-    /// that the dump records about its origin. Also clears outdated unwind rules.
+    /// Searches for new allocators, and selects those of the kind `allocator`, or the default ones if it is `None`.
+    /// Collects the facts that the dump records about its origin. Also clears outdated unwind rules.
     ///
     /// # Errors
-    /// `Io`: memory is short. Otherwise the reason why no backend has this kind of profile.
+    /// `Io`: memory is short. Otherwise the reason why no allocator has this kind of profile.
     fn prepare_dump_round(
         &self,
         allocator: Option<AllocatorKind>,
@@ -172,12 +173,13 @@ impl Profiler {
             .collect()
     }
 
-    /// Dumps one backend on the dumper's thread, while this thread polls the headroom. If the backend has no estimate
-    /// of the memory that its dump needs, the size of the last dump gives one.
+    /// Dumps one backend (an allocator with its sampler) on the dumper's thread. Meanwhile, this thread polls the
+    /// memory that the process may still get, and abandons the dump if it runs short. If the backend has no estimate of
+    /// the memory that its dump needs, the size of the last dump gives one.
     ///
     /// # Errors
-    /// `Io`: memory is short, no scratch file can be created, or the thread cannot be started. Otherwise the error of
-    /// `take`.
+    /// `Io`: memory is short, a seccomp filter forbids a system call, no scratch file can be created, or the thread
+    /// cannot be started. Otherwise the error of `take`.
     fn dump_backend<T: Send + 'static>(
         &self,
         backend: Arc<Backend>,
@@ -233,7 +235,7 @@ fn no_dump_error() -> Error {
     Error::new(ErrorKind::Internal, "no allocator was dumped")
 }
 
-/// Warning if samples had more label sets than there is space for. `None` if not.
+/// Warning if samples had more label sets (combinations of labels) than there is space for. `None` if not.
 fn label_set_warning(sets: LabelSetStats) -> Option<String> {
     let LabelSetStats { most, others, .. } = sets;
     (others > 0).then(|| {
@@ -323,8 +325,8 @@ fn early_end_warning(dump: &Dump) -> Option<String> {
 /// Stall of a dump that the operator should know of: a server's clients notice it.
 const NOTABLE_STALL: Duration = Duration::from_millis(50);
 
-/// Warning that the last dump stalled the program's threads, with the way to sample without that if there is one.
-/// `None` for a stall below [`NOTABLE_STALL`], and with memprof's sampler.
+/// Warning that the last dump stalled the program's threads. If memprof's sampler can sample the allocator without
+/// stalls, suggests it. `None` for a stall below [`NOTABLE_STALL`], or if the samples are already memprof's.
 fn stall_warning(backend: &Backend) -> Option<String> {
     let stall = backend
         .last_dump_stall()
@@ -344,8 +346,8 @@ fn stall_warning(backend: &Backend) -> Option<String> {
 const PSEUDO_FRAMES_WARNING: &str = "its stacks contain ages or labels, which other tools would read as addresses: \
      convert it for them with `memprof report --format jeprof`";
 
-/// Warnings that explain dumps without samples, or with old ones alone. `active_since` is the start of sampling; `None`
-/// while it is off.
+/// Warnings that explain dumps without samples, or with only old samples because sampling is off. `active_since` is the
+/// start of sampling; `None` while it is off.
 fn no_samples_warnings(
     dumps: &[Dump],
     active_since: Option<SystemTime>,

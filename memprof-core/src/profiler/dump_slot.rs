@@ -33,6 +33,7 @@ impl DumpSlot {
         let claimed = self
             .owner
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |owner| {
+                // 0 means free. Another pid is the parent's, whose dump does not run in this forked child.
                 (owner != own).then_some(own)
             });
         match claimed {
@@ -48,7 +49,7 @@ impl DumpSlot {
         self.owner.load(Ordering::Acquire) == process::id()
     }
 
-    /// Sequence number for the next dump of this process, from 1.
+    /// Increments and returns the sequence number, which is 1 for the first dump of this process.
     pub(super) fn next_sequence(&self) -> u32 {
         self.sequence.fetch_add(1, Ordering::Relaxed) + 1
     }

@@ -70,7 +70,7 @@ impl Dumper {
     /// `poll` on the calling thread every 5 ms, until `poll` returns false.
     ///
     /// # Errors
-    /// As for [`run`](Self::run).
+    /// `Io`: the thread cannot be started. `Internal`: `work` panicked.
     pub(crate) fn run_with_poll<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -115,7 +115,7 @@ impl Dumper {
     }
 
     /// Returns the state of the running thread. Starts a thread if this process has none with the caller's descriptor
-    /// table.
+    /// table; a thread with another table is stopped after its current job.
     ///
     /// # Errors
     /// `Io`: the thread cannot be started.

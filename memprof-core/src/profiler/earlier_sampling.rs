@@ -63,13 +63,15 @@ impl EarlierBackend {
 }
 
 impl Profiler {
-    /// The state of all backends, for [`restore_backends`](Self::restore_backends).
-    pub(super) fn read_backends(&self) -> Vec<EarlierBackend> {
+    /// Reads, for each allocator, which sampler is selected, whether it samples and at which interval, so that this can
+    /// be restored later.
+    pub(super) fn read_backend_states(&self) -> Vec<EarlierBackend> {
         let backends = self.allocators.all_backends();
         backends.iter().map(EarlierBackend::read).collect()
     }
 
-    /// Restores the state of `earlier`. Stops sampling in all other backends, whose sampler stays selected.
+    /// Restores the sampling state of the backends in `earlier`. Stops sampling in all other backends, whose sampler
+    /// stays selected.
     ///
     /// # Errors
     /// The error of the first allocator that refused; the others are still restored.
@@ -81,7 +83,7 @@ impl Profiler {
         let backends = self.allocators.all_backends();
         let others = backends.iter().filter(|each| !is_listed(each));
         let stopped = others.map(|each| each.stop_sampling());
-        // The active ones last: a process has one sampler of memprof's, which the others have released then.
+        // The active ones last: a process has one sampler of memprof's, which the inactive ones must release first.
         let in_order = [false, true].into_iter().flat_map(|is_active| {
             let of_state = move |each: &&EarlierBackend| each.is_active == is_active;
             earlier.iter().filter(of_state)

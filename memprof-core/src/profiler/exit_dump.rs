@@ -67,7 +67,7 @@ impl ExitDump {
     /// Makes the thread run its work, and waits until it has finished or `timeout` is over. Only the first call has an
     /// effect, and none after [`cancel`](Self::cancel) or in a forked child, which lacks the thread.
     pub(crate) fn run_work(&self, timeout: Duration) {
-        // The thread is the program's, which may not be allowed to read the other clocks (`coarse_monotonic_time`).
+        // The calling thread is the program's, which may be forbidden RDTSC. Only coarse clocks do without it.
         let start = coarse_monotonic_time();
         if self.process != process::id() || !self.advance_to(RUNNING) {
             return;

@@ -68,6 +68,7 @@ impl LabelKey {
     fn parse(word: &str) -> Option<Self> {
         let (name, source) = match word.rsplit_once(':') {
             Some((name, index)) => {
+                // The largest index stands for an absent key.
                 let index = index.parse().ok().filter(|index| *index < u8::MAX)?;
                 (name, LabelSource::ContextIndex(index))
             }
@@ -93,11 +94,12 @@ static KNOWN_KEYS: [LockFreeOnce<String>; MAX_KEYS] = [const { LockFreeOnce::new
 pub(super) struct ActiveLabels(Mutex<Vec<String>>);
 
 impl ActiveLabels {
-    /// Starts to record these labels with new samples, or stops if it is `None`.
+    /// Starts to record these labels with new samples, or stops if `keys` is `None`. After an error, the recorded
+    /// labels are unchanged.
     ///
     /// # Errors
     /// `Unsupported`: no code in the process sets one of the labels, there were too many different keys, or `thread` is
-    /// requested and a seccomp filter might forbid reading thread names. The labels stay unchanged then.
+    /// requested and a seccomp filter might forbid reading thread names.
     pub(super) fn set_keys(&self, keys: Option<&LabelKeys>) -> Result<()> {
         let mut active = lock(&self.0);
         let requested = keys.map_or(&[][..], |LabelKeys(keys)| keys);
@@ -153,10 +155,10 @@ fn key_names(known: &[LockFreeOnce<String>]) -> Vec<&str> {
     known.map(String::as_str).collect()
 }
 
-/// Numbers of these keys, in their order.
+/// Returns the numbers of these keys, in the same order. Assigns numbers to new keys; a key keeps its number for good.
 ///
 /// # Errors
-/// `Unsupported`: too few numbers are free. No number is assigned then, because it would be gone for good.
+/// `Unsupported`: too few numbers are free. No number is assigned in that case.
 fn assign_key_numbers(keys: &[&str], known: &[LockFreeOnce<String>]) -> Result<Vec<usize>> {
     let names = key_names(known);
     let new: HashSet<_> = keys.iter().filter(|key| !names.contains(key)).collect();
@@ -191,9 +193,9 @@ fn no_key_number_error(known: &[LockFreeOnce<String>]) -> Error {
 /// Label contexts of the process. Each has one index for every requested key, which locates the key in its records.
 type ContextKeyIndexes = Vec<(ThreadContext, Vec<Option<u8>>)>;
 
-/// Finds the requested keys in the label contexts of the process. Returns each context with one index per key, in the
-/// order of the request. An index is `None` if the context lacks the key. A program's own context gets a number for a
-/// key that it lacks, as long as it has numbers left.
+/// Finds the requested keys in the label contexts of the process: the thread-local variables in which threads store
+/// labels. Returns each context with one index per key, in the order of the request. An index is `None` if the context
+/// lacks the key. A program's own context gets a number for a key that it lacks, as long as it has numbers left.
 ///
 /// # Errors
 /// `Unsupported`: no code sets labels, or none sets one of the keys.
@@ -266,8 +268,8 @@ fn missing_key_error(LabelKey { name, source }: &LabelKey, named: Option<&[Strin
     .with_remedy(remedy)
 }
 
-/// Header lines of a dump about the labels of its stacks: one with the keys, and one for each label set with its
-/// number. Empty before the first request for labels.
+/// Header lines of a dump about the labels of its stacks: one with the keys, and one for each label set (combination of
+/// labels) with its number. Empty before the first request for labels.
 pub(super) fn label_header_lines() -> Vec<String> {
     let known = key_names(&KNOWN_KEYS);
     if known.is_empty() {
@@ -286,7 +288,7 @@ pub(super) fn label_header_lines() -> Vec<String> {
     lines
 }
 
-/// Counts of the label sets so far. `None` before the first request for labels.
+/// Counts of the label sets (combinations of labels) so far. `None` before the first request for labels.
 pub(super) fn label_set_stats() -> Option<LabelSetStats> {
     let LabelSetCounts {
         seen,

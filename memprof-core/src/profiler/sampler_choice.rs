@@ -14,8 +14,8 @@ use memprof_messages::{AllocatorKind, HeapUsage, SamplerChoice};
 
 impl Profiler {
     /// Selects the samplers for the next activation. Returns those of `backends` that are or could be sampled. With
-    /// [`SamplerChoice::Auto`], memprof's sampler is selected only if [`needs_own_sampler`](Self::needs_own_sampler)
-    /// says so, and an error of it is ignored.
+    /// [`SamplerChoice::Auto`], memprof's sampler is selected only if the allocator that it would serve cannot sample
+    /// all threads by itself, and only if memprof's can be used.
     ///
     /// # Errors
     /// Reason why memprof's sampler cannot be used although it was requested, or the error of an allocator that refused
@@ -32,7 +32,7 @@ impl Profiler {
                 // If memprof's sampler cannot be used, the allocators' own errors contain the remedies.
                 if own.select_sampler(SamplerSelection::OwnFallback).is_ok() {
                     let is_needed = |each: &&Arc<Backend>| {
-                        // An allocator beside malloc is sampled together with malloc.
+                        // If `own` does not serve malloc, the allocator of malloc is sampled together with it.
                         let is_sampled_too = !own.identity().owns_malloc && !Arc::ptr_eq(each, own);
                         !is_unused(each) && (!is_sampled_too || each.require_profiling().is_ok())
                     };
@@ -92,8 +92,8 @@ impl Profiler {
     ///
     /// It must not if another jemalloc, or a stripped one, serves the program: the sampler would miss its allocations.
     /// Nor if it needs jemalloc's hooks, which are used only on request, because jemalloc 5.3.1 may hang afterwards: a
-    /// thread that ends without having allocated since hooks were installed or removed stays in its list
-    /// (`tsd_cleanup`).
+    /// thread that ends without having allocated since hooks were installed or removed stays in jemalloc's list of
+    /// threads (`tsd_cleanup`).
     fn needs_own_sampler(&self, backends: &BackendList, own: &Arc<Backend>) -> bool {
         let mut others = backends.iter().filter(|each| !Arc::ptr_eq(each, own));
         let is_other_jemalloc = |each: &Arc<Backend>| {
@@ -114,13 +114,15 @@ impl Profiler {
     pub(super) fn maintain_sampler(&self) -> bool {
         let backends = self.allocators.all_backends();
         let own = backends.iter().filter(|each| each.supports_own_sampler());
+        // Counted, because each must be maintained: `any` would stop at the first that samples.
         own.filter(|each| each.maintain_interception()).count() > 0
     }
 }
 
-/// The backend for memprof's sampler, of which a process has only one. In order of preference: the backend that it
-/// samples now, because another would lack these samples; an allocator beside `malloc` that has the program's own heap;
-/// the allocator of `malloc`; a jemalloc that can be hooked. `None` if it can sample none of them.
+/// Selects the backend (allocator) for memprof's sampler, of which a process has only one. In order of preference: the
+/// backend that it samples now, because its samples would be dropped; an allocator with the program's own heap that
+/// does not serve `malloc`; the allocator of `malloc`; a jemalloc that can be hooked. `None` if the sampler can sample
+/// none of them.
 fn own_sampler_backend(backends: &BackendList) -> Option<&Arc<Backend>> {
     let mut able = backends.iter().filter(|each| each.supports_own_sampler());
     let sampled = able

@@ -62,7 +62,7 @@ impl SamplingSwitch {
         }
     }
 
-    /// Records that an allocator was sampling before memprof was loaded. `now` counts as the start.
+    /// Records that an allocator was sampling before memprof was loaded. `now` counts as the start of sampling.
     pub(super) fn mark_active_before_memprof(&mut self, now: SystemTime) {
         self.was_active_before_memprof = true;
         lock(&self.active).since = Some(now);
@@ -93,31 +93,32 @@ impl SamplingSwitch {
         lock(&self.active).live_bytes_at_start
     }
 
-    /// Advances the age buckets, clears outdated unwind rules, and uninstalls walkers whose stacks differ from the
-    /// allocator's. A periodic task calls it until it returns false: when memprof's walker is not installed.
+    /// Advances the age buckets, clears outdated unwind rules, and uninstalls memprof's stack walkers whose stacks
+    /// differ from the allocator's. Returns whether one is still installed: if not, the periodic task need not call it
+    /// again.
     pub(super) fn maintain_unwinder_and_ages(&self) -> bool {
         self.maintain_unwinder();
         self.ages.advance_bucket();
         self.unwinder.has_own_walker()
     }
 
-    /// Clears outdated unwind rules, and uninstalls walkers whose stacks differ from the allocator's; see
-    /// [`Unwinder::maintain_walkers`].
+    /// Clears outdated unwind rules, and uninstalls memprof's stack walkers whose stacks differ from the allocator's;
+    /// see [`Unwinder::maintain_walkers`].
     pub(super) fn maintain_unwinder(&self) {
         self.unwinder.maintain_walkers();
     }
 
-    /// State of the walkers, for `status`.
+    /// State of the stack walkers, for the message `status`.
     pub(super) fn unwinder_status(&self) -> UnwinderStatus {
         self.unwinder.status()
     }
 
-    /// Reasons why memprof's walkers were uninstalled; see [`Unwinder::disagreement_reasons`].
+    /// Reasons why memprof's stack walkers were uninstalled; see [`Unwinder::disagreement_reasons`].
     pub(super) fn walker_disagreements(&self) -> Vec<String> {
         self.unwinder.disagreement_reasons()
     }
 
-    /// Whether memprof's walker is installed in at least one jemalloc.
+    /// Whether memprof's stack walker is installed in at least one jemalloc.
     pub(super) fn has_own_walker(&self) -> bool {
         self.unwinder.has_own_walker()
     }
@@ -147,8 +148,8 @@ impl SwitchGuard<'_> {
         }
     }
 
-    /// Installs walkers and returns warnings; see [`Unwinder::install_walkers`]. `choice` is `None` for the configured
-    /// walker.
+    /// Installs memprof's stack walker in these jemallocs, and returns warnings; see [`Unwinder::install_walkers`].
+    /// `choice` is `None` for the configured walker.
     pub(super) fn install_walkers(
         &mut self,
         jemallocs: &[&Jemalloc],
@@ -165,7 +166,7 @@ impl SwitchGuard<'_> {
     /// Starts to record these labels with new samples, or stops if `keys` is `None`.
     ///
     /// # Errors
-    /// As for [`ActiveLabels::set_keys`].
+    /// `Unsupported`: a label cannot be recorded; see [`ActiveLabels::set_keys`].
     pub(super) fn set_labels(&mut self, keys: Option<&LabelKeys>) -> Result<()> {
         self.switch.labels.set_keys(keys)
     }
@@ -176,8 +177,8 @@ impl SwitchGuard<'_> {
         self.active.periodic_task = periodic_task;
     }
 
-    /// Sets the time limit of the activation; `None` means no limit. With a limit, children forked from now on stop
-    /// sampling. The previous lease is dropped, which cancels it.
+    /// Sets the lease (time limit) of the activation; `None` means no limit. With a limit, children forked from now on
+    /// stop sampling. The previous lease is dropped, which cancels it.
     pub(super) fn set_lease(&mut self, lease: Option<Lease>) {
         set_activation_leased(lease.is_some());
         if lease.is_some() {
@@ -195,44 +196,45 @@ impl SwitchGuard<'_> {
         }
     }
 
-    /// Stores the sampling that the end of the next lease restores; `None` if that end stops sampling. If a lease is
-    /// running, the state before that lease stays stored.
+    /// Stores the sampling to restore when the next lease (time limit of an activation) ends; `None` means to stop
+    /// sampling then. Does nothing while a lease is running: the sampling from before that lease stays stored.
     pub(super) fn set_state_before_lease(&mut self, earlier: Option<EarlierSampling>) {
         if self.active.lease.is_none() {
             self.active.before_lease = earlier;
         }
     }
 
-    /// Removes and returns the sampling that the end of the lease restores. `None` if that end stops sampling.
+    /// Removes and returns the sampling to restore when the lease (time limit of an activation) ends. `None` means to
+    /// stop sampling then.
     pub(super) fn take_state_before_lease(&mut self) -> Option<EarlierSampling> {
         self.active.before_lease.take()
     }
 
-    /// Records that sampling continues, with `since` as its start. The live bytes at the start stay.
+    /// Records that sampling goes on, with `since` as its start. Keeps the recorded number of live bytes at the start.
     pub(super) fn mark_active_since(&mut self, since: SystemTime) {
         self.active.since = Some(since);
     }
 
-    /// Removes memprof's walker from the allocators, which may keep sampling, and stops the periodic task.
+    /// Removes memprof's stack walker from the allocators, which may keep sampling, and stops the periodic task.
     pub(super) fn uninstall_walkers(&mut self) {
         self.switch.unwinder.uninstall_walkers();
         self.active.periodic_task = None;
     }
 
-    /// Removes memprof's walker from the allocators unless the periodic task runs, without which it would use rules of
-    /// unloaded code.
+    /// Removes memprof's stack walker from the allocators, unless the periodic task is running: without it, the walker
+    /// would use unwind rules of unloaded code.
     pub(super) fn uninstall_unmaintained_walkers(&mut self) {
         if self.active.periodic_task.is_none() {
             self.switch.unwinder.uninstall_walkers();
         }
     }
 
-    /// Records that sampling is off, and removes the installed parts: walkers, periodic task, ages and labels. The
-    /// lease stays.
+    /// Removes the installed parts (walkers, periodic task, ages and labels), and records that sampling is off. The
+    /// lease (time limit) stays.
     ///
     /// # Errors
-    /// As for [`ActiveLabels::set_keys`].
-    pub(super) fn mark_inactive(&mut self) -> Result<()> {
+    /// The labels cannot be removed. The start of sampling stays recorded in that case.
+    pub(super) fn uninstall_parts_and_mark_inactive(&mut self) -> Result<()> {
         self.uninstall_walkers();
         self.set_ages(None);
         self.set_labels(None)?;

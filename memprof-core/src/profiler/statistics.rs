@@ -33,8 +33,8 @@ impl Profiler {
     /// printout. If an allocator cannot report, its element contains the error.
     ///
     /// # Errors
-    /// `Busy` while a dump runs, because jemalloc's statistics would wait for its lock. `Unsupported`: no allocator is
-    /// left.
+    /// `Busy` while a dump runs, because jemalloc's statistics would wait for the dump's lock. `Unsupported`: no
+    /// allocator matches `allocator` and `options`.
     pub fn read_stats(
         &self,
         allocator: Option<AllocatorKind>,
@@ -101,10 +101,11 @@ impl Profiler {
         ))
     }
 
-    /// Returns the ledger with the kernel's sums over all mappings, for which the kernel walks every page.
+    /// Returns the ledger (the resident memory by part) with the kernel's sums over all mappings, for which the kernel
+    /// walks every page.
     ///
     /// # Errors
-    /// As for [`ledger`](Self::ledger). `Io`: `/proc/thread-self/smaps_rollup` cannot be read.
+    /// `Io`: a file in /proc cannot be read, or lacks a field.
     pub fn ledger_with_smaps(&self) -> Result<Ledger> {
         Ok(Ledger {
             smaps: Some(smaps::read_current_smaps()?),
@@ -113,7 +114,7 @@ impl Profiler {
     }
 
     /// Reads the live bytes of the program in these allocators. `None` if they keep no statistics, or report 0. Also
-    /// `None` while a dump runs, because statistics would wait for the dump's lock. Occupies the dump slot meanwhile.
+    /// `None` while a dump runs, because statistics would wait for the dump's lock. No dump can start meanwhile.
     pub(super) fn live_bytes_unless_busy(&self, backends: &[Arc<Backend>]) -> Option<u64> {
         let _running = self.dump_slot.acquire().ok()?;
         read_live_bytes(backends)
@@ -224,6 +225,7 @@ impl Profiler {
         if with_threads.is_empty() {
             let no_jemalloc = || no_jemalloc_error("has background threads");
             let first = jemallocs.first().ok_or_else(no_jemalloc)?;
+            // Always fails here, with the reason.
             background_threads::require_background_threads(first)?;
         }
         if let Some(max) = max {

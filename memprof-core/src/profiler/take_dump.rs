@@ -56,7 +56,8 @@ pub struct InMemoryDump {
     pub estimated_inuse_bytes: u64,
 }
 
-/// Takes a dump of `backend` through `scratch`, and stores it.
+/// Takes a dump of `backend`, and stores it. The profile is first written to `scratch`, a file in memory, whose pages
+/// are released while it is copied.
 ///
 /// # Errors
 /// Action that failed, and the cause. Nothing is left behind.
@@ -95,11 +96,11 @@ pub(crate) fn take_and_store_dump(
     })
 }
 
-/// Takes a dump of `backend` in `scratch` without storing it. Ignores the store, which it takes so that it has the type
-/// of [`take_and_store_dump`].
+/// Takes a dump of `backend` in `scratch`, a file in memory, without storing it. Ignores the store, which it takes so
+/// that it has the type of [`take_and_store_dump`].
 ///
 /// # Errors
-/// As for [`take_and_store_dump`].
+/// The allocator or the kernel refused, the profile is damaged, or memory ran short.
 pub(crate) fn take_dump_in_memory(
     backend: &Backend,
     _: &Store,
@@ -118,7 +119,8 @@ pub(crate) fn take_dump_in_memory(
     })
 }
 
-/// Makes `backend` write its profile to `scratch`, checks it, and builds the text that completes the dump.
+/// Makes `backend` write its profile to the temporary file `scratch`, checks it, and builds the text that completes the
+/// dump.
 ///
 /// # Errors
 /// The allocator or the kernel refused, the profile is damaged, or memory ran short.
@@ -243,7 +245,7 @@ fn join_comments(lines: &[String]) -> String {
         .collect()
 }
 
-/// Comment lines about memprof's sampler: its counts and, with a tally, the totals of all allocations.
+/// Comment lines about memprof's sampler: its counts and, if all allocations are counted exactly (tally), their totals.
 fn sampler_comments(summary: &SamplerSummary) -> String {
     let SamplerSummary {
         samples,
@@ -288,6 +290,7 @@ fn sampler_comments(summary: &SamplerSummary) -> String {
 fn mapped_paths(maps: &str) -> HashMap<usize, &str> {
     let mapped = maps.lines().filter_map(|line| {
         let (start, remaining) = line.split_once('-')?;
+        // The path follows the first blank before a slash.
         let path = &remaining[remaining.find(" /")? + 1..];
         Some((usize::from_str_radix(start, 16).ok()?, path))
     });

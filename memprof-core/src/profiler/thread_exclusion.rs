@@ -24,7 +24,7 @@ impl Profiler {
     }
 }
 
-/// Excludes the calling thread from sampling by memprof and by these backends.
+/// Excludes the calling thread from sampling by memprof and by the jemallocs among `backends`.
 pub(super) fn exclude_this_thread(backends: &BackendList) {
     sampler::exclude_this_thread();
     for jemalloc in backends

@@ -28,7 +28,8 @@ pub(super) fn allocated_bytes(allocator: &Allocator) -> Option<AllocatedBytes> {
     }
 }
 
-/// Returns the allocated bytes. `None` if the allocator does not distinguish allocated from free blocks.
+/// Returns the allocated bytes. `None` if the allocator does not distinguish allocated from free blocks, keeps no
+/// count, or refuses.
 pub(super) fn exact_allocated_bytes(allocator: &Allocator) -> Option<u64> {
     let allocated = allocated_bytes(allocator).filter(|allocated| allocated.is_exact);
     allocated.map(|allocated| allocated.bytes)

@@ -68,7 +68,8 @@ impl Backend {
         }
     }
 
-    /// Locks memprof's sampler if it is selected. `None` if it is not, or cannot be used.
+    /// Locks memprof's sampler if it is selected for this allocator. `None` if the allocator's own sampler is, or if
+    /// memprof's cannot be used.
     fn lock_selected_sampler(&self) -> Option<SelectedSampler<'_>> {
         self.own_sampler.as_ref()?.lock_if_selected()
     }
@@ -142,10 +143,11 @@ impl Backend {
             .is_some_and(SelectedSampler::maintain_interception)
     }
 
-    /// Fails unless the allocator can be profiled in this process.
+    /// Fails unless a heap profile can be taken with the selected sampler, as always with memprof's.
     ///
     /// # Errors
-    /// As for [`Allocator::require_profiling`].
+    /// `Unsupported`: this build of the allocator can never be profiled. `Unavailable`: the process was started without
+    /// profiling.
     pub(crate) fn require_profiling(&self) -> Result<()> {
         self.unprofilable_reason()
             .map_or(Ok(()), |reason| Err(reason.into()))
@@ -155,7 +157,8 @@ impl Backend {
     /// always can.
     ///
     /// # Errors
-    /// As for [`Allocator::require_profile`].
+    /// `Unsupported`: the selected sampler lacks this kind, or the allocator has no profiler. `Unavailable`: the
+    /// process was started without profiling, or memprof's samples may belong to another allocator or to freed memory.
     pub(crate) fn require_profile(&self, kind: ProfileKind) -> Result<()> {
         match (kind, self.lock_selected_sampler()) {
             (ProfileKind::Heap, Some(_)) => Ok(()),
@@ -174,8 +177,8 @@ impl Backend {
         }
     }
 
-    /// Mean bytes between samples of the selected sampler. `None` if that is the allocator's and has no interval, as
-    /// [`Allocator::sample_interval`] says.
+    /// Mean bytes between samples of the selected sampler. `None` if that is the allocator's own sampler, and it
+    /// reports no interval.
     pub(crate) fn sample_interval(&self) -> Option<u64> {
         match self.lock_selected_sampler() {
             Some(sampler) => Some(sampler.interval()),
@@ -187,7 +190,7 @@ impl Backend {
     /// else the configured one. Returns warnings for the operator.
     ///
     /// # Errors
-    /// As for [`Allocator::start_sampling`], or memprof's sampler cannot be used.
+    /// The allocator cannot be profiled or refused, or memprof's sampler cannot intercept its calls.
     pub(crate) fn start_sampling(&self, interval: Option<SampleInterval>) -> Result<Vec<String>> {
         match self.lock_selected_sampler() {
             Some(sampler) => sampler.start_sampling(interval, &self.allocator),
@@ -212,7 +215,8 @@ impl Backend {
     /// Discards all samples, and sets the interval if given.
     ///
     /// # Errors
-    /// As for [`Allocator::reset_samples`]. `Busy`: a thread stays inside memprof's sampler.
+    /// The allocator cannot be profiled, cannot discard samples, or refused. `Busy`: a thread stays inside memprof's
+    /// sampler.
     pub(crate) fn reset_samples(&self, interval: Option<SampleInterval>) -> Result<()> {
         match self.lock_selected_sampler() {
             Some(sampler) => sampler.reset_samples(interval),
@@ -220,8 +224,8 @@ impl Backend {
         }
     }
 
-    /// Estimated memory in bytes for writing a profile. `None` if there is no estimate; there is none for memprof's
-    /// sampler.
+    /// Estimated memory in bytes for writing a profile. `None` if memprof's sampler would write it, or if the allocator
+    /// gives no estimate.
     pub(crate) fn profile_memory_estimate(&self, kind: ProfileKind) -> Option<u64> {
         match (kind, self.lock_selected_sampler()) {
             (ProfileKind::Heap | ProfileKind::Pinned, Some(_)) => None,
@@ -237,10 +241,13 @@ impl Backend {
         }
     }
 
-    /// Writes a profile to `scratch` and checks it. Must be called on the dumper's thread.
+    /// Writes a profile with the selected sampler to the temporary file `scratch`, and checks it. Stores for how long
+    /// the allocator's own profiler may have stalled threads. Call it on the dumper's thread only: jemalloc never
+    /// samples the calling thread again.
     ///
     /// # Errors
-    /// As for [`Allocator::write_profile`].
+    /// The sampler cannot write this kind of profile, the allocator or the kernel refused, or the written profile is
+    /// damaged.
     pub(crate) fn write_profile(
         &self,
         kind: ProfileKind,

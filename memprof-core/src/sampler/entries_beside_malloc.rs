@@ -15,8 +15,9 @@ pub(super) struct EntriesBesideMalloc {
 }
 
 impl EntriesBesideMalloc {
-    /// Finds the tables of entry patches beside those of `malloc`. Those whose patches are all written are used for
-    /// sampling; the addresses of all are recorded, so that [`is_outdated`](Self::is_outdated) sees a later change.
+    /// Finds the tables of entry patches (jumps at the starts of functions) for allocators other than that of `malloc`.
+    /// Skips tables whose patches are not all written. All tables found are used for sampling, and their addresses are
+    /// recorded for [`is_outdated`](Self::is_outdated).
     pub(super) fn find() -> Self {
         Self {
             used: PatchedEntries::iter_beside_malloc().collect(),
@@ -24,8 +25,8 @@ impl EntriesBesideMalloc {
         }
     }
 
-    /// Creates a list that uses none of the process's tables.
-    pub(super) fn unused() -> Self {
+    /// Creates a list that uses no table, although the process may have some.
+    pub(super) fn without_tables() -> Self {
         Self {
             used: Vec::new(),
             known: first_function_addresses(),
@@ -84,8 +85,8 @@ pub(super) fn is_patched_beside_malloc(allocator: &AllocatorIdentity) -> bool {
         })
 }
 
-/// Names of the allocators that do not serve `malloc` and have patched functions. `known` has addresses of allocators
-/// that memprof found otherwise; omits those in an object that contains one of them.
+/// Names of the allocators that do not serve `malloc` and have patched functions. Omits an allocator if one of the
+/// addresses in `known` is in the same object, because memprof also found that allocator by its symbols.
 pub(crate) fn patched_allocators_beside_malloc(known: &[usize]) -> Vec<&'static str> {
     let objects = loaded_objects::list_loaded_objects();
     let is_known = |entries: &PatchedEntries| {

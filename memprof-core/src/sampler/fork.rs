@@ -10,7 +10,7 @@ use super::jemalloc_hooks::remove_hooks_in_child;
 /// Whether forked children keep sampling: true if sampling began with the program and has no time limit.
 static SAMPLES_IN_CHILDREN: AtomicBool = AtomicBool::new(false);
 
-/// Makes forked children keep sampling: this process was sampled from its start, without a time limit.
+/// Makes forked children keep sampling. For a process that is sampled from its start, without a time limit.
 pub(super) fn keep_sampling_in_children() {
     SAMPLES_IN_CHILDREN.store(true, Ordering::Relaxed);
 }

@@ -52,11 +52,11 @@ pub(super) struct Interception {
 }
 
 impl Interception {
-    /// Finds a method to intercept the allocator's calls and those of `malloc`. `hooks` is called only if no other
-    /// method is possible. It returns `None` if the allocator has no hooks.
+    /// Finds a method to intercept the allocator's calls and those of `malloc`. `hooks`, which returns `None` for an
+    /// allocator without hooks, is called only if no other method is possible.
     ///
     /// # Errors
-    /// `Unsupported`: the reason why it is impossible.
+    /// `Unsupported`: the reason why interception is impossible.
     pub(super) fn find(
         allocator: &AllocatorIdentity,
         hooks: impl FnOnce() -> Option<JemallocHookInstaller>,
@@ -73,7 +73,7 @@ impl Interception {
             true => PatchedEntries::find(provider.malloc),
             false => slots.patched_entries().cloned(),
         };
-        // For an allocator beside the program's malloc, the calls of malloc are not needed.
+        // If the program contains malloc, but the allocator does not serve it, the calls of malloc are not needed.
         let is_beside = provider.is_program && !allocator.owns_malloc;
         let entries = entries.or_else(|| is_beside.then(|| beside.take_table())?);
         let method = match (entries, provider.is_program) {
@@ -89,7 +89,7 @@ impl Interception {
         Ok(Self::new(method, beside, provider, allocator))
     }
 
-    /// Intercepts through the hooks of a jemalloc.
+    /// Creates an interception through the hooks of a jemalloc. Installs nothing yet.
     ///
     /// # Errors
     /// `Unsupported`: the reason why nothing can be sampled in this process.
@@ -100,12 +100,12 @@ impl Interception {
         // `find_slots` also records the address range of memprof's own code.
         let slots = Self::find_slots()?;
         let method = InterceptionMethod::Hooks(hooks);
-        let beside = EntriesBesideMalloc::unused();
+        let beside = EntriesBesideMalloc::without_tables();
         Ok(Self::new(method, beside, slots.provider(), allocator))
     }
 
-    /// Creates an interception, not installed yet. Takes over the state of sampling that began at the program's start,
-    /// or before a fork; its start counts as now.
+    /// Creates an interception, not installed yet. If sampling is on already, since the program's start or from before
+    /// a fork, takes over its state; the present counts as the start of sampling.
     fn new(
         method: InterceptionMethod,
         beside: EntriesBesideMalloc,
@@ -134,14 +134,15 @@ impl Interception {
         }
     }
 
-    /// Prepares stack walks, and finds the GOT slots of the process.
+    /// Finds the GOT slots of the process. First prepares stack walks, without which nothing can be sampled.
     ///
     /// # Errors
     /// `Unsupported`: the reason why nothing can be sampled in this process.
     pub(super) fn find_slots() -> Result<memprof_sampler::GotSlots> {
         let unsupported = |message: &str| Error::new(ErrorKind::Unsupported, message);
         prepare_walks().map_err(|reason| unsupported(&reason))?;
-        let _reading = ForkGuard::acquire();
+        // A child that is forked meanwhile would inherit the loader's lock locked.
+        let _no_fork = ForkGuard::acquire();
         let slots = memprof_sampler::GotSlots::find()
             .ok_or_else(|| unsupported("no object defines malloc"))?;
         if !slots.can_lock_loader() {
@@ -151,7 +152,7 @@ impl Interception {
     }
 
     /// Sets the allocator to sample. Drops the samples of another allocator, because a profile covers one allocator.
-    /// Records it if samples may belong to several allocators from now on.
+    /// Also records whether samples may belong to several allocators from now on.
     ///
     /// # Errors
     /// `Busy`: a thread stays inside the sampler.
@@ -213,9 +214,9 @@ impl Interception {
         let InterceptionMethod::Slots(slots) = &mut self.method else {
             return Ok(());
         };
-        let reading = ForkGuard::acquire();
+        let no_fork = ForkGuard::acquire();
         let patched = slots.patch().ok_or_else(loader_lock_error)?;
-        loaded_libraries::start_patching(slots, &reading);
+        loaded_libraries::start_patching(slots, &no_fork);
         require_patched_slots(&patched)?;
         self.slots = SlotCounts {
             patched: patched.patched,
@@ -248,7 +249,7 @@ impl Interception {
         let role = removable_role();
         // The guard is released between the attempts, so that the program's forks can continue.
         let mut attempts = (0..RESTORE_ATTEMPTS).map(|_| {
-            let _reading = ForkGuard::acquire();
+            let _no_fork = ForkGuard::acquire();
             slots.restore(role)
         });
         let restored = attempts.find_map(|restored| restored);
@@ -260,7 +261,7 @@ impl Interception {
     /// Stops sampling and uninstalls the interception. Existing samples are kept.
     ///
     /// # Errors
-    /// As for [`uninstall`](Self::uninstall). Sampling is off even then.
+    /// `Unavailable`: the loader cannot be locked. `Allocator`: jemalloc refused. Sampling is off even then.
     pub(super) fn stop_sampling(&mut self) -> Result<()> {
         memprof_sampler::stop();
         self.uninstall()
@@ -294,7 +295,8 @@ impl Interception {
         }
     }
 
-    /// Whether slots or entries are patched, possibly by `sample_from_start` or in the parent of a forked child.
+    /// Whether GOT slots or entry points are patched, possibly by `sample_from_start` or in the parent of a forked
+    /// child.
     pub(super) fn has_patches(&self) -> bool {
         let is_patched = match &self.method {
             InterceptionMethod::Slots(slots) => slots.patched_count() > 0,
@@ -305,7 +307,7 @@ impl Interception {
     }
 
     /// Whether there are live samples whose frees may have been missed, because `memprof attach` wrote or restored
-    /// entry patches after they were taken.
+    /// entry patches (jumps at functions' starts) after they were taken.
     pub(super) fn has_unwatched_samples(&self) -> bool {
         !self.uses_jemalloc_hooks()
             && !self.has_patches()
@@ -319,6 +321,7 @@ impl Interception {
         let is_patched = || PatchedEntries::find(malloc).is_some_and(|each| each.is_complete());
         let is_method_outdated = || match &self.method {
             InterceptionMethod::Slots(_) => is_patched(),
+            // Without complete entry patches, slots are possible unless the program itself contains malloc.
             InterceptionMethod::Entries(entries) => !is_program && !entries.is_complete(),
             InterceptionMethod::Hooks(_) => {
                 self.serves_malloc && PatchedEntries::find(malloc).is_some()
@@ -341,7 +344,7 @@ impl Drop for Interception {
             self.beside.disable_hooks(None);
         }
         python_objects::uninstall_hooks(false);
-        let _reading = ForkGuard::acquire();
+        let _no_fork = ForkGuard::acquire();
         let uninstalled = match &mut self.method {
             InterceptionMethod::Slots(slots) if slots.patched_count() == 0 => Ok(()),
             InterceptionMethod::Slots(slots) => {

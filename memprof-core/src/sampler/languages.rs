@@ -64,6 +64,7 @@ pub(crate) fn prepare_languages(choice: LanguagesChoice, is_sampled: bool) {
     };
     first.off_because = first.off_because.take().or(reason);
     memprof_languages::set_merging_enabled(first.off_because.is_none());
+    // `PY_VERSION_HEX`: major, minor, micro, then level and serial.
     let [_, minor, ..] = first.version.to_be_bytes();
     python_objects::set_sampled_objects(first.objects, minor, first.off_because.clone());
     if let Some(reason) = &first.off_because {
@@ -73,14 +74,14 @@ pub(crate) fn prepare_languages(choice: LanguagesChoice, is_sampled: bool) {
 }
 
 /// Finds the `CPython` in `object`, which must be the program or a `libpython`, by the symbols that the object exports,
-/// and prepares the reading of its frames. `None` if there is none. If its frames cannot be read, the result contains
-/// the reason.
+/// and prepares the reading of its frames. `None` if `object` is neither, or lacks one of the symbols. If its frames
+/// cannot be read, the result contains the reason.
 fn find_cpython(object: &LoadedObject) -> Option<Interpreter> {
     let name = object.path.file_name()?.to_string_lossy();
     if object.path != Path::new(EXECUTABLE) && !name.starts_with("libpython") {
         return None;
     }
-    let exported = ExportedSymbols::new(object)?;
+    let exported = ExportedSymbols::keep_loaded(object)?;
     let symbol = |name: &CStr| exported.find(name);
     let size = |name: &CStr| symbol(name).map(|(address, size)| Symbol { address, size });
     let symbols = CPythonSymbols {
@@ -111,6 +112,7 @@ fn language_name() -> &'static str {
 impl Interpreter {
     /// Formats the version as `3.11.2`, or as `3.8` if only that part is known.
     fn version_text(&self) -> String {
+        // The release level of a complete version is never 0.
         let [major, minor, micro, level] = self.version.to_be_bytes();
         match (self.version, level) {
             (0, _) => "of an unknown version".to_owned(),
@@ -119,9 +121,9 @@ impl Interpreter {
         }
     }
 
-    /// Returns the reason why its frames are not read: the one found at the last activation, or that reading was given
-    /// up. `None` if they are read.
-    fn off_because(&self) -> Option<String> {
+    /// Returns the reason why the interpreter's frames are not read: the one found at the last activation, or that
+    /// reading was given up. `None` if they are read.
+    fn off_reason(&self) -> Option<String> {
         let given_up = || {
             memprof_languages::is_frame_reading_given_up()
                 .then(|| "its frames could not be read back, in 64 stacks of 64".to_owned())
@@ -156,10 +158,10 @@ pub(crate) fn language_status() -> Vec<LanguageStatus> {
             ended_early,
             names: if is_read { names } else { 0 },
             objects_off_because: match is_read {
-                true => python_objects::objects_off_because(),
-                false => interpreter.off_because(),
+                true => python_objects::objects_off_reason(),
+                false => interpreter.off_reason(),
             },
-            off_because: interpreter.off_because(),
+            off_because: interpreter.off_reason(),
         }
     };
     found.iter().enumerate().map(status).collect()

@@ -18,13 +18,13 @@ static PATCHED_LOAD_COUNT: AtomicU64 = AtomicU64::new(0);
 static SLOTS: Mutex<Option<GotSlots>> = Mutex::new(None);
 
 /// Makes `slots` be patched in libraries that are loaded from now on, unless slots are stored already. The slots of
-/// libraries already loaded must be patched before.
-pub(super) fn start_patching(slots: &GotSlots, reading: &ForkGuard) {
+/// libraries already loaded must be patched before. `no_fork` is the guard that delays forks meanwhile.
+pub(super) fn start_patching(slots: &GotSlots, no_fork: &ForkGuard) {
     // A child created by clone(2) may have inherited a locked mutex, so this must not wait.
     if let Ok(mut shared) = SLOTS.try_lock() {
         shared.get_or_insert_with(|| slots.clone());
     }
-    PATCHED_LOAD_COUNT.store(loaded_objects::load_count_under(reading), Relaxed);
+    PATCHED_LOAD_COUNT.store(loaded_objects::load_count_under(no_fork), Relaxed);
     memprof_sampler::set_before_loader_call(patch_newly_loaded_libraries);
 }
 
@@ -46,11 +46,11 @@ extern "C" fn patch_newly_loaded_libraries() {
     let Some(_blocked) = BlockedSignals::block_all() else {
         return;
     };
-    let Some(reading) = ForkGuard::try_acquire() else {
+    let Some(no_fork) = ForkGuard::try_acquire() else {
         return;
     };
-    update_code_history(&reading);
-    let now = loaded_objects::load_count_under(&reading);
+    update_code_history(&no_fork);
+    let now = loaded_objects::load_count_under(&no_fork);
     if PATCHED_LOAD_COUNT.load(Relaxed) == now {
         return;
     }
@@ -67,7 +67,7 @@ extern "C" fn patch_newly_loaded_libraries() {
 struct BlockedSignals(libc::sigset_t);
 
 impl BlockedSignals {
-    /// Blocks all signals of the calling thread. `None` if the kernel refuses.
+    /// Blocks all signals in the calling thread, until the result is dropped. `None` if the kernel refuses.
     fn block_all() -> Option<Self> {
         let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: sigfillset(3) fills the set.

@@ -64,8 +64,8 @@ struct ObjectType {
 }
 
 impl ObjectTypes {
-    /// Reads the types of at most [`MAX_OBJECTS`] live objects: those whose stacks have the leaf frame of `mark`. Empty
-    /// if there are none, or if there is no memory for the reads.
+    /// Reads the types of at most [`MAX_OBJECTS`] live Python objects. Their stacks have the leaf frame of `mark`.
+    /// Empty if there are none, or if there is no memory for the reads.
     #[expect(unsafe_code, reason = "the sampler's tables")]
     pub(super) fn read_live_types(mark: ObjectMark) -> Self {
         let mut marked = HashSet::new();
@@ -129,8 +129,8 @@ struct TypeReader {
 }
 
 impl TypeReader {
-    /// Leaf frame for the type of the object in the block of `size` bytes at address `block`. `None` if it holds no
-    /// object, or if the type cannot be read.
+    /// Returns the leaf frame that stands for the type of a Python object, the one in the block of `size` bytes at
+    /// address `block`. `None` if the block holds no object, or if its type cannot be read.
     fn type_leaf_frame(&mut self, block: u64, size: u64) -> Option<u64> {
         let words: [u64; BLOCK_WORDS] = match self.memory.read_words(block) {
             Some(words) => words,
@@ -141,6 +141,7 @@ impl TypeReader {
             }
         };
         PREFIXES.iter().find_map(|prefix| {
+            // The type is the second word of an object, after its reference count.
             let object_type = *words.get(*prefix as usize / 8 + 1)?;
             let found = self.cached_type_at(object_type)?;
             let least = prefix.checked_add(found.basic_size)?;
@@ -174,7 +175,8 @@ impl TypeReader {
         found
     }
 
-    /// Whether `class` is Python's `type`, or a class whose own type is `type`, as each metaclass is.
+    /// Whether the Python object at the address `class` is `type` itself, or a class whose own type is `type`, as each
+    /// metaclass is.
     fn is_class_of_types(&self, class: u64) -> bool {
         let is_type = |class: u64| class == self.mark.type_type;
         let type_of = |class: u64| {
@@ -184,8 +186,8 @@ impl TypeReader {
         is_type(class) || type_of(class).is_some_and(is_type)
     }
 
-    /// Reads the type at an address, and adds its name to the table of names. `None` if the memory there is not as that
-    /// of a type, or if the table is full.
+    /// Reads the type at an address, and adds its name to the table of names. `None` if the memory there does not look
+    /// like a type, or if the table is full.
     fn read_type(&self, address: u64) -> Option<ObjectType> {
         let words: [u64; TYPE_WORDS] = self.memory.read_words(address)?;
         let class = words[TYPE_OF_TYPE];
@@ -216,8 +218,8 @@ impl TypeReader {
     }
 }
 
-/// Bytes in front of the objects of a type with these flags, in `CPython` 3.`minor`: 16 for the collector's head, and
-/// 16 for the two pointers.
+/// Bytes in front of the objects of a type with these flags, in `CPython` 3.`minor`: 16 for the header of the garbage
+/// collector, and 16 for the two pointers that the flags request from 3.11 on.
 fn prefix_bytes(flags: u64, minor: u8) -> u64 {
     let pointers = match minor {
         ..=10 => 0,

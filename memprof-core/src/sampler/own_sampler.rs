@@ -44,10 +44,12 @@ pub enum StartScope {
 }
 
 /// Starts sampling before a profiler exists, so that a program is sampled from its first moments. `interval` is `None`
-/// for one sample per 512 KiB. Forked children go on sampling, except with [`StartScope::Process`]. Unless that is the
-/// `scope`, the profiler later takes over, or stops the sampling if the allocator samples. With
-/// [`StartScope::Program`], also makes a tcmalloc's own sampler sample the calling thread, in case that one is
-/// selected.
+/// for one sample per 512 KiB.
+///
+/// With [`StartScope::Process`], forked children stop sampling, and no profiler takes over. With another scope,
+/// children go on sampling, and the profiler later takes over, or stops the sampling if the allocator samples. With
+/// [`StartScope::Program`], also makes tcmalloc's own sampler sample the calling thread, in case tcmalloc's sampler is
+/// selected later.
 ///
 /// # Errors
 /// Reason why memprof's sampler cannot be used in this process. Sampling is off then.
@@ -72,16 +74,17 @@ pub fn sample_from_start(interval: Option<SampleInterval>, scope: StartScope) ->
     })
 }
 
-/// Starts sampling at an interval in bytes, patches `slots`, and lets those of libraries that are loaded later be
+/// Starts sampling, once per `interval` bytes. Patches `slots`, and lets those of libraries that are loaded later be
 /// patched too.
 ///
 /// # Errors
-/// As for [`sample_from_start`]. Sampling may be on then.
+/// `Io`: no memory for the sampler's tables. `Unavailable`: the slots cannot be patched. Sampling may be on after an
+/// error.
 fn start_and_patch(slots: &mut GotSlots, interval: u64) -> Result<()> {
     memprof_sampler::start(interval).map_err(convert_sampler_error)?;
-    let reading = ForkGuard::acquire();
+    let no_fork = ForkGuard::acquire();
     let patched = slots.patch().ok_or_else(loader_lock_error)?;
-    loaded_libraries::start_patching(slots, &reading);
+    loaded_libraries::start_patching(slots, &no_fork);
     require_patched_slots(&patched)
 }
 
@@ -95,9 +98,9 @@ pub(crate) struct OwnSampler {
 }
 
 impl OwnSampler {
-    /// Creates the sampler for an allocator. Its interval is that of the running sampling, or else `interval`, or else
-    /// 512 KiB. If it cannot be used, the reason is stored. `None` if the allocator does not serve `malloc`, has no
-    /// hooks, and has no patched functions.
+    /// Creates memprof's sampler for an allocator. The sample interval is that of the running sampling, or else
+    /// `interval`, or else 512 KiB. If the sampler cannot be used, stores the reason. `None` if the allocator does not
+    /// serve `malloc`, has no hooks, and has no patched functions.
     pub(crate) fn for_allocator(
         allocator: &Allocator,
         interval: Option<SampleInterval>,
@@ -119,7 +122,8 @@ impl OwnSampler {
         })
     }
 
-    /// Whether it samples through jemalloc's allocation hooks, once it is selected. False if it cannot be used.
+    /// Whether memprof's sampler, once it is selected, samples through jemalloc's allocation hooks. False if it cannot
+    /// be used.
     pub(crate) fn uses_jemalloc_hooks(&self) -> bool {
         let sampler = self.sampler.as_ref();
         sampler.is_ok_and(|sampler| lock(sampler).uses_jemalloc_hooks())

@@ -51,11 +51,11 @@ struct SampleWeight {
 type Weights<K> = HashMap<(K, usize), SampleWeight>;
 
 impl PinnedProfile<StackRecordId> {
-    /// Estimates from the live samples of memprof's sampler which stacks pin free memory. `interval` is their sample
+    /// Estimates from the live samples of memprof's sampler which stacks pin free memory. `interval` is the sample
     /// interval in bytes.
     ///
     /// # Safety
-    /// `jemalloc` allocated the block of each sample, and no thread clears them during the call.
+    /// `jemalloc` allocated the block of each sample, and no thread clears the samples during the call.
     ///
     /// # Errors
     /// jemalloc refused, or ENOMEM.

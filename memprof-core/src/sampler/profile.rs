@@ -59,14 +59,15 @@ pub(super) fn write_heap_profile(
     let end = lines.text.stream_position()?;
     lines.summary.profile_len = end;
     lines.text.seek(SeekFrom::Start(0))?;
+    // The `?` above moved the outcome out of `lines`.
     lines.outcome = Ok(());
     lines.write_header()?;
     lines.text.flush()?;
     Ok((lines.summary, lines.sampled))
 }
 
-/// Returns the bytes in use that the samples represent now, without Python's small objects. They are estimated as in
-/// [`write_heap_profile`]; `interval` is the sample interval in bytes.
+/// Returns the bytes in use that the samples represent now, without Python's small objects. `interval` is the sample
+/// interval in bytes. The estimate is the one that a heap profile would contain.
 pub(super) fn sum_sampled_bytes(interval: u64) -> SampledBytes {
     let mut sampled = SampledBytes::default();
     let mark = object_mark();
@@ -121,8 +122,8 @@ impl<W: Write> ProfileWriter<W> {
     }
 
     /// Writes the lines of a record, one for each type of Python's objects or else a single one. Adds the record to the
-    /// totals. With a tally, the live values are those at the peak, and there is a single line. Skips a record without
-    /// samples.
+    /// totals. With a tally (exact counts of all allocations), the live values are those at the peak, and there is a
+    /// single line. Skips a record without samples.
     fn write_record(&mut self, record: &StackRecord<'_>) -> io::Result<()> {
         let [objects, bytes] = match self.is_tallied {
             true => record.at_peak,
@@ -174,8 +175,9 @@ fn write_and_count_stack(
     Ok(())
 }
 
-/// Splits the counts of a stack, as `write_stack_line` takes them, by the types of its live objects. Each element has
-/// the leaf frame of a type; the last one, with the rest, has none. Freed objects belong to the rest.
+/// Splits the counts of a stack by the types of its live objects. Counts are live objects, live bytes, all objects and
+/// all bytes. Each element has the leaf frame of a type; the last element, with the rest, has none. Freed objects
+/// belong to the rest.
 fn split_counts_by_type(
     mut rest: [u64; 4],
     types: impl Iterator<Item = (u64, TypedObjects)>,
@@ -201,8 +203,9 @@ fn split_counts_by_type(
 /// Frame for bytes with unknown holders: an address that is never mapped.
 const UNKNOWN_HOLDER: u64 = 0x100;
 
-/// Writes a pinned profile in the format of a growth profile, because readers do not unsample that format. The objects
-/// of a line are the samples from which its bytes are estimated.
+/// Writes a pinned profile: the free bytes that the objects of each stack keep from being released. It has the format
+/// of a growth profile, because readers do not scale its values up. The objects of a line are the samples from which
+/// its bytes are estimated.
 pub(super) fn write_pinned_profile(
     pinned: &PinnedProfile<StackRecordId>,
     file: &File,

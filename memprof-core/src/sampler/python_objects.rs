@@ -74,8 +74,8 @@ pub(super) struct ObjectMark {
     pub(super) type_type: u64,
 }
 
-/// Finds the symbols that a `CPython` in `object` exports for the sampling of its objects. `None` if it lacks one. For
-/// a version whose frames are not read, [`set_sampled_objects`] gets a reason, so that the functions are never called.
+/// Finds the symbols that a `CPython` in `object` exports for the sampling of its objects. `None` if it lacks one. The
+/// functions are not called here, and never for a version whose frames are not read.
 #[expect(unsafe_code, reason = "functions by their names")]
 pub(super) fn find_object_allocator(
     exported: &ExportedSymbols,
@@ -98,7 +98,7 @@ pub(super) fn find_object_allocator(
 
 /// Sets the `CPython`, of this minor version, whose objects are sampled once [`install_hooks`] is called. `objects` is
 /// `None` if that `CPython` lacks the symbols for it. `off_because` is a reason not to sample its objects, if there is
-/// one. If another `CPython` was set before, that one stays, as its frames do.
+/// one. If another `CPython` was set before, it stays, because only its frames are read.
 pub(super) fn set_sampled_objects(
     objects: Option<PythonObjects>,
     minor: u8,
@@ -110,7 +110,7 @@ pub(super) fn set_sampled_objects(
     let off_because = off_because.or_else(no_functions).or_else(too_new);
     state.off_because.clone_from(&off_because);
     state.unwanted_because = off_because;
-    // The first one stays, as its frames do.
+    // The first one stays, because only its frames are read.
     if state.objects.is_none() {
         state.objects = objects;
         state.minor = minor;
@@ -124,13 +124,13 @@ pub(super) fn set_no_interpreter() {
     state.off_because = None;
 }
 
-/// Returns a guard that keeps forks away while the interpreter's functions are called, which takes a few microseconds:
-/// from 3.12 on they take a mutex, which a child would find locked for ever. Waits up to a second for a moment without
-/// a fork; `None` if there is none.
+/// Returns a guard that delays forks while the interpreter's functions are called, which takes a few microseconds: from
+/// 3.12 on they take a mutex, which a forked child would find locked for ever. Waits up to a second for a moment
+/// without a fork; `None` if there is none.
 ///
 /// A thread that holds that mutex copies a structure; it neither forks nor waits for the interpreter's global lock. So
-/// the mutex becomes free while another thread waits in the handler of its fork, with the global lock.
-fn keep_forks_away() -> Option<ForkGuard> {
+/// the mutex becomes free even while another thread, which holds the global lock, waits in its fork handler.
+fn acquire_fork_guard() -> Option<ForkGuard> {
     (0..FORK_WAITS).find_map(|_| {
         // Waits until no fork is in progress; after 100 ms it returns though one is.
         drop(ForkGuard::acquire());
@@ -143,9 +143,8 @@ fn keep_forks_away() -> Option<ForkGuard> {
 /// the hooks, and another tool may remove its own.
 pub(super) fn install_hooks() {
     // Without a guard, the next call tries again.
-    let changed = keep_forks_away().and_then(|_no_fork| lock(&STATE).install_hooks());
-    // After the guard: the log may wait.
-    // A program without Python needs no line about it.
+    let changed = acquire_fork_guard().and_then(|_no_fork| lock(&STATE).install_hooks());
+    // Logged without the guard, because the log may block. A program without Python needs no such line.
     if let Some(reason) = changed.filter(|reason| reason != NO_INTERPRETER) {
         log::info!("Python's objects of up to 512 bytes are not sampled: {reason}");
     }
@@ -155,7 +154,7 @@ pub(super) fn install_hooks() {
 /// because samples may still be live. Nothing is sampled from now on, even if hooks stay. Logs once if they do.
 pub(super) fn uninstall_hooks(keeps_frees: bool) {
     PythonAllocator::stop_recording();
-    let is_removed = match keep_forks_away() {
+    let is_removed = match acquire_fork_guard() {
         Some(_no_fork) => lock(&STATE).remove_hooks(keeps_frees),
         None => false,
     };
@@ -169,8 +168,8 @@ pub(super) fn uninstall_hooks(keeps_frees: bool) {
 }
 
 impl State {
-    /// Installs the hooks as [`try_install_hooks`](Self::try_install_hooks) does. Returns the reason why objects are
-    /// not sampled if it differs from that of the last call, so that it is logged once.
+    /// Tries to install the hooks of the interpreter's allocator, and stores the reason if Python's objects are not
+    /// sampled. Returns that reason if it differs from the one of the last call, so that it is logged once.
     fn install_hooks(&mut self) -> Option<String> {
         let reason = self.try_install_hooks().err();
         let is_new = self.off_because != reason;
@@ -178,9 +177,10 @@ impl State {
         reason.filter(|_| is_new)
     }
 
-    /// Installs the hooks, or fails with the reason why objects are not sampled. Removes the hooks if objects are not
-    /// wanted, or while a tally counts. Succeeds without hooks if the interpreter takes its objects from `malloc`,
-    /// whose calls are sampled anyway.
+    /// Installs the hooks in the interpreter's allocator, or fails with the reason why objects are not sampled. Removes
+    /// the hooks if objects are not wanted, or while a tally counts all allocations of malloc exactly. Succeeds without
+    /// hooks if the interpreter takes its objects from `malloc`, whose calls are sampled anyway, or if no interpreter
+    /// was looked for yet.
     fn try_install_hooks(&mut self) -> Result<(), String> {
         let Some(PythonObjects { allocator, .. }) = self.objects else {
             return self.unwanted_because.clone().map_or(Ok(()), Err);
@@ -223,9 +223,9 @@ impl State {
     }
 }
 
-/// Returns the reason why Python's objects of up to 512 bytes are not sampled. Memory of malloc may be sampled all the
-/// same, with Python's frames. `None` if there is none.
-pub(super) fn objects_off_because() -> Option<String> {
+/// Returns the reason why Python's objects of up to 512 bytes are not sampled. `None` if no reason is known. Python's
+/// larger objects come from malloc, and may be sampled all the same.
+pub(super) fn objects_off_reason() -> Option<String> {
     lock(&STATE).off_because.clone()
 }
 

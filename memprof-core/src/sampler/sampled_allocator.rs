@@ -26,8 +26,8 @@ fn may_have_samples() -> bool {
     memprof_sampler::interval() > 0 || memprof_sampler::counts().samples > 0
 }
 
-/// Returns whether GOT slots and entry patches may have sampled this allocator: [`set_sampled_allocator`] recorded it
-/// last, or none yet.
+/// Whether GOT slots and entry patches may have sampled this allocator: [`set_sampled_allocator`] recorded it last, or
+/// has recorded none yet.
 pub(super) fn may_have_sampled(allocator: &AllocatorIdentity) -> bool {
     [0, allocator.address].contains(&SAMPLED_ALLOCATOR.load(Ordering::Acquire))
 }

@@ -35,7 +35,7 @@ pub(crate) struct SelectedSampler<'a> {
 }
 
 impl SelectedSampler<'_> {
-    /// Counts of the sampler since samples were last dropped.
+    /// Method of interception, and counts of the sampler since samples were last dropped.
     pub(crate) fn status(self) -> SamplerStatus {
         let counts = memprof_sampler::counts();
         SamplerStatus {
@@ -201,8 +201,8 @@ impl SelectedSampler<'_> {
     /// is removed.
     ///
     /// # Errors
-    /// `Busy`: a thread stays inside the sampler. Otherwise as for [`stop_sampling`](Self::stop_sampling), or `Io` as
-    /// for [`start_sampling`](Self::start_sampling).
+    /// `Busy`: a thread stays inside the sampler. `Io`: no memory for the tables. `Unavailable`: the loader cannot be
+    /// locked. `Allocator`: jemalloc refused to remove the hooks.
     pub(crate) fn reset_samples(mut self, interval: Option<SampleInterval>) -> Result<()> {
         let was_active = self.is_active();
         self.sampler.drop_samples()?;
@@ -216,7 +216,8 @@ impl SelectedSampler<'_> {
         self.sampler.uninstall()
     }
 
-    /// Writes a heap profile to `scratch`, and compares its bytes with the total of `allocator`.
+    /// Writes a heap profile to the temporary file `scratch`, and compares its bytes with the total of `allocator`, to
+    /// detect calls that the sampler did not see.
     ///
     /// # Errors
     /// `Io`: the file cannot be written.
@@ -227,7 +228,7 @@ impl SelectedSampler<'_> {
     ) -> Result<ProfileSummary> {
         let before = allocated_bytes(allocator);
         let written = scratch
-            .rewound_file()
+            .rewind_file()
             .and_then(|file| profile::write_heap_profile(self.interval(), file));
         let (summary, sampled) = written.map_err(|error| Error::io("write the dump", &error))?;
         let unseen = before.map_or(UnseenBytes::default(), |before| {
@@ -240,8 +241,8 @@ impl SelectedSampler<'_> {
     }
 
     /// Compares the samples of a profile with the bytes that `allocator` holds now and that it held `before` the
-    /// profile was written. Returns the bytes of calls that the sampler did not see; zeros with a tally or with samples
-    /// of several allocators, for which no total exists.
+    /// profile was written. Returns the bytes of calls that the sampler did not see. Returns zeros with a tally, whose
+    /// profile shows an earlier moment, or with samples of several allocators, for which no total exists.
     ///
     /// If the allocator holds less than the samples, repeats the comparison to exclude a coincidence: the program may
     /// have freed much memory in between.
@@ -310,11 +311,12 @@ impl SelectedSampler<'_> {
         Ok(jemalloc)
     }
 
-    /// Writes a profile to `scratch` that shows which stacks' objects pin the slabs of `allocator`: how many free bytes
-    /// in slabs these objects keep from being released.
+    /// Writes a profile to the temporary file `scratch` that shows which stacks' objects pin the slabs of `allocator`:
+    /// how many free bytes in slabs these objects keep from being released.
     ///
     /// # Errors
-    /// As for [`Self::require_slab_occupancy`]. Otherwise: there are no samples, or jemalloc or the kernel refused.
+    /// `Unsupported`: the allocator does not report the occupancy of its slabs. `Unavailable`: there are no samples, or
+    /// they may belong to another allocator or to freed memory. Otherwise jemalloc or the kernel refused.
     pub(crate) fn write_pinned_profile(
         &self,
         allocator: &Allocator,
@@ -335,7 +337,7 @@ impl SelectedSampler<'_> {
             errno => Error::refused_mallctl("experimental.utilization.batch_query", errno),
         })?;
         let written = scratch
-            .rewound_file()
+            .rewind_file()
             .and_then(|file| profile::write_pinned_profile(&pinned, file));
         let summary = written.map_err(|error| Error::io("write the dump", &error))?;
         Ok(ProfileSummary {

@@ -32,8 +32,8 @@ impl Slab {
         has_same_layout && size <= bin.size
     }
 
-    /// Index of the size class, for an object of `size` bytes in this slab. `None` if it is not a slab, or if the
-    /// object was freed and its memory is used for another class.
+    /// Index of the size class in `bins`, for an object of `size` bytes in this slab. `None` if this is not a slab, or
+    /// if the object was freed and its memory is used for another class.
     pub(super) fn find_bin(&self, bins: &[Bin], size: u64) -> Option<usize> {
         bins.iter().position(|bin| self.can_be_in_bin(bin, size))
     }

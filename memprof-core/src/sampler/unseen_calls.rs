@@ -65,6 +65,8 @@ impl SampledBytes {
             true => self.estimate - most,
             false => 0.0,
         };
+        // Lower bound: each uncertain value is taken as that which leaves the fewest missing bytes. Rounding up the
+        // sizes enlarges the error of the estimate by the same factor.
         let missing = at_start.map_or(0.0, |before| {
             let rounding = self.rounded / self.estimate.max(1.0);
             least - before as f64 - self.rounded - error * rounding.max(1.0)

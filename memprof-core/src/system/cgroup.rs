@@ -39,7 +39,7 @@ const NO_LIMIT: u64 = 1 << 62;
 /// Usage, limit, page cache and shared memory of the calling process's memory cgroup. `None` if it is in no such
 /// cgroup, or if the files cannot be read.
 pub(crate) fn read_current_cgroup() -> Option<Cgroup> {
-    find_cgroup(&read_membership()?, read_cgroup_file)
+    find_cgroup(&read_cgroup_membership()?, read_cgroup_file)
 }
 
 /// Usage, limit, page cache and shared memory of the memory cgroup in `membership`, the text of /proc/PID/cgroup.
@@ -52,7 +52,7 @@ fn find_cgroup(membership: &str, read: impl Fn(&str) -> Option<String>) -> Optio
 /// Path and remaining bytes of the cgroup with the least memory left: the calling process's cgroup or one of its
 /// ancestors. `None` if none of them has a limit, or if no hierarchy reports the cgroup's memory.
 pub(crate) fn least_cgroup_headroom() -> Option<(String, u64)> {
-    find_headroom(&read_membership()?, read_cgroup_file)
+    find_headroom(&read_cgroup_membership()?, read_cgroup_file)
 }
 
 /// Path and remaining bytes of the cgroup with the least memory left: the one in `membership`, the text of
@@ -75,9 +75,9 @@ fn find_headroom(membership: &str, read: impl Fn(&str) -> Option<String>) -> Opt
     levels.min_by_key(|(_, bytes)| *bytes)
 }
 
-/// Text of the calling thread's /proc file that lists its cgroups. `None` if it cannot be read. Not /proc/self, which
-/// stands for the main thread: that thread may have exited.
-fn read_membership() -> Option<String> {
+/// Reads the text of the /proc file that lists the calling thread's cgroups. `None` if it cannot be read.
+fn read_cgroup_membership() -> Option<String> {
+    // /proc/self stands for the main thread, which may have exited.
     std::fs::read_to_string("/proc/thread-self/cgroup").ok()
 }
 

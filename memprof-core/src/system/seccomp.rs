@@ -136,17 +136,18 @@ pub(crate) fn filter_count() -> Option<u64> {
     count_filters(read_status_fields(["Seccomp", "Seccomp_filters"])?)
 }
 
-/// Reads fields of the calling thread's status, which are decimal numbers; `None` for a field that is missing. `None`
-/// if /proc is missing. Makes no system calls but openat(2), read(2) and close(2), because the filter may kill the
-/// process at others, such as those of `std::fs::read`.
+/// Reads fields with decimal numbers from the calling thread's status. An element is `None` if its field is missing;
+/// the whole result is `None` if /proc cannot be read. Makes no system calls but openat(2), read(2) and close(2),
+/// because the filter may kill the process at others, such as those of `std::fs::read`.
 fn read_status_fields<const N: usize>(names: [&str; N]) -> Option<[Option<u64>; N]> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = rustix::fs::open("/proc/thread-self/status", flags, Mode::empty()).ok()?;
     parse_status_fields(names, |piece| rustix::io::read(&file, piece).ok())
 }
 
-/// Parses fields of /proc/PID/status, which are decimal numbers; `None` for a field that is missing. `read` returns the
-/// text in pieces, as [`for_each_status_line`] takes it. `None` if a read fails.
+/// Parses fields with decimal numbers from the text of /proc/PID/status. `read` fills a buffer with the next piece of
+/// the text, and returns its length. An element is `None` if its field is missing; the whole result is `None` if a read
+/// fails.
 fn parse_status_fields<const N: usize>(
     names: [&str; N],
     read: impl FnMut(&mut [u8]) -> Option<usize>,
@@ -163,9 +164,10 @@ fn parse_status_fields<const N: usize>(
     Some(numbers)
 }
 
-/// Number of filters, from the fields `Seccomp` and `Seccomp_filters`. `None` if no filter is installed. 1 if the
-/// kernel reports filters, but not their number.
+/// Number of filters, from the fields `Seccomp` and `Seccomp_filters`. `None` if no filter is installed, or if the
+/// kernel does not report it. 1 if the kernel reports filters, but not their number.
 fn count_filters([mode, filters]: [Option<u64>; 2]) -> Option<u64> {
+    // `SECCOMP_MODE_FILTER` of linux/seccomp.h.
     const FILTERED: u64 = 2;
     // The kernel reports the number since Linux 5.9.
     (mode? == FILTERED).then(|| filters.unwrap_or(1))
@@ -206,14 +208,15 @@ fn probe_in_child(timeouts: &[Timespec]) -> io::Result<Option<&'static str>> {
         child.reap();
     }
     match started.checked_sub(1) {
+        // Past the last call, all have returned.
         Some(last) => Ok(CALLS.get(last).map(|(name, ..)| *name)),
         None => Err(io::Error::other("the forked process did nothing")),
     }
 }
 
 /// Kills the process `held`, which would keep a copy of the program's memory. Another child does so, because the filter
-/// may end the caller of kill(2), or hold it. That child is reaped only if the filter allows wait4(2), as `may_wait`
-/// says. Returns whether the held process has ended.
+/// may end the caller of kill(2), or hold it. This child closes all descriptors below `descriptors`. It is reaped only
+/// if the filter allows wait4(2), as `may_wait` says. Returns whether the held process has ended.
 fn kill_by_child(
     held: &ForkedChild,
     descriptors: c_long,

@@ -95,12 +95,13 @@ struct CodeHistory {
     text_len: usize,
 }
 
-/// Records the code that is loaded now. Begins a generation if an object was unloaded since the last call. Does nothing
-/// while another thread updates or reads the history.
-pub(crate) fn update_code_history(reading: &ForkGuard) {
+/// Records the code that is loaded now. If an object was unloaded since the last call, begins a new generation, whose
+/// number later samples carry. Does nothing while another thread updates or reads the history. `no_fork` is the guard
+/// that delays forks meanwhile.
+pub(crate) fn update_code_history(no_fork: &ForkGuard) {
     // A child created by clone(2) may have inherited a locked mutex, so this must not wait.
     if let Ok(mut history) = HISTORY.try_lock() {
-        history.update_if_changed(reading);
+        history.update_if_changed(no_fork);
     }
 }
 
@@ -118,16 +119,16 @@ impl CodeHistory {
         }
     }
 
-    /// Records the loaded code if an object was loaded or unloaded since the last update, and sets the generation of
-    /// further samples if an object was unloaded. The loader's list stays locked meanwhile: otherwise, another object
-    /// could be loaded at the addresses of an unloaded one before the new generation begins.
-    fn update_if_changed(&mut self, reading: &ForkGuard) {
-        with_list_locked(reading, &mut |counts| {
+    /// Records the loaded code if an object was loaded or unloaded since the last update. If one was unloaded, a new
+    /// generation begins, whose number further samples carry. The loader's list stays locked meanwhile: otherwise,
+    /// another object could be loaded at the addresses of an unloaded one before the new generation begins.
+    fn update_if_changed(&mut self, no_fork: &ForkGuard) {
+        with_list_locked(no_fork, &mut |counts| {
             if self.counts == counts {
                 return;
             }
             self.begin_update();
-            visit_objects(reading, &mut |object| self.add_object(&object));
+            visit_objects(no_fork, &mut |object| self.add_object(&object));
             if self.end_update(counts) {
                 set_code_generation(Some(self.generation));
             }
@@ -141,8 +142,8 @@ impl CodeHistory {
     }
 
     /// Ends an update: marks the segments that it did not find as unloaded, and stores `counts`, the numbers of objects
-    /// ever loaded and unloaded. Begins a generation, and returns true, if an object was unloaded since the last
-    /// update.
+    /// ever loaded and unloaded. If an object was unloaded since the last update, begins a new generation of the code,
+    /// and returns true.
     fn end_update(&mut self, counts: (u64, u64)) -> bool {
         for segment in &mut self.segments[..self.count] {
             if segment.is_loaded && segment.seen != self.updates {
@@ -157,7 +158,8 @@ impl CodeHistory {
         is_changed
     }
 
-    /// Records the code of an object. Skips the program, because it is never unloaded.
+    /// Records the executable segments of an object. Skips the program, whose path in the loader's list is empty,
+    /// because it is never unloaded.
     fn add_object(&mut self, object: &ListedObject<'_>) {
         if object.path.is_empty() {
             return;
@@ -222,7 +224,7 @@ impl CodeHistory {
         if self.count == MAX_SEGMENTS || text_len > TEXT_BYTES {
             return;
         }
-        // May run in a thread of the program, which may not be allowed to read the other clocks (`coarse_wall_time`).
+        // May run in a thread of the program, which may be forbidden RDTSC. Only coarse clocks do without it.
         let found_at = memprof_own::coarse_wall_time()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();

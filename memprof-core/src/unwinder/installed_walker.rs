@@ -86,7 +86,8 @@ extern "C" fn restore_walkers_in_child() {
     }
 }
 
-/// Registers the fork handler once. If the C library refuses, only logs a warning.
+/// Registers the fork handler that restores jemalloc's own walkers in a child. Does so once. If the C library refuses,
+/// only logs a warning.
 fn register_fork_handler() {
     static REGISTERED: ProcessOnce = ProcessOnce::new();
     REGISTERED.call(|| {
@@ -106,8 +107,9 @@ pub(super) struct InstalledWalker {
 }
 
 impl InstalledWalker {
-    /// Installs memprof's walker. If `also_foreign`, it may replace a walker that the program installed. The previous
-    /// walker also walks the first `compare` stacks and some later ones, for comparison.
+    /// Installs memprof's stack walker in the jemalloc of `mallctl`. If `also_foreign`, it may replace a walker that
+    /// the program installed. The previous walker also walks the first `compare` stacks and some later ones, for
+    /// comparison.
     ///
     /// # Errors
     /// Reason why the jemalloc keeps its walker, as text.
@@ -202,8 +204,8 @@ fn saved_walker(hook: &BacktraceHook) -> &'static SavedWalker {
     &INSTALLED[index.expect("a hook of the list")]
 }
 
-/// Returns the hook of the jemalloc with this address. Claims a free hook at the first call. `None` if all hooks belong
-/// to other jemallocs.
+/// Returns the hook of a jemalloc; `owner` is the address of the jemalloc's `mallctl`. Claims a free hook at the first
+/// call. `None` if all hooks belong to other jemallocs.
 fn claim_hook(owner: usize) -> Option<&'static BacktraceHook> {
     let is_owned = |hook_owner: &AtomicUsize| {
         let claimed = hook_owner.compare_exchange(0, owner, Ordering::AcqRel, Ordering::Acquire);

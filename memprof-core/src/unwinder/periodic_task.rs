@@ -29,7 +29,7 @@ impl LoadCounts {
 }
 
 /// Records the loaded code, and clears the unwind rules, because they may belong to unloaded code. Returns the numbers
-/// of libraries ever loaded and unloaded, read first: a change meanwhile leads to another call.
+/// of libraries ever loaded and unloaded. They are read first, so that a change meanwhile causes another call.
 pub(crate) fn clear_rules_and_record_code() -> (u64, u64) {
     let counts = loaded_objects::load_and_unload_counts();
     code_history::update_code_history(&ForkGuard::acquire());
@@ -44,8 +44,8 @@ pub(crate) struct PeriodicTask {
 }
 
 impl PeriodicTask {
-    /// Starts a thread that runs `work` periodically until it returns false. The period is shorter for the sampler than
-    /// for the walker.
+    /// Starts a thread that runs `work` until it returns false: every 100 ms if memprof's sampler needs it
+    /// (`for_sampler`), and every second for the walker alone. Dropping the result stops the thread.
     ///
     /// # Errors
     /// `Io`: the thread cannot be started.

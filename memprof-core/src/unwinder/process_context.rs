@@ -67,6 +67,7 @@ fn read_payload(memory: &File, start: u64) -> Option<Vec<u8>> {
         }
         let mut payload = vec![0; size];
         memory.read_exact_at(&mut payload, address).ok()?;
+        // A changed header means that the program replaced the context while its payload was read.
         (read_header(memory, start).ok()? == before).then_some(payload)
     })
 }

@@ -59,19 +59,21 @@ impl LabelKeyRegistry {
         // SAFETY: memprof.h, `memprof_labels_t.key`: the function is thread-safe, and borrows the text only during the
         // call.
         let number = unsafe { (self.0)(memprof_str_t::new(key)) };
+        // The largest number stands for an absent key.
         u8::try_from(number).ok().filter(|number| *number < u8::MAX)
     }
 }
 
-/// Module and offset of the thread-local variable that is at this address in the calling thread. `None` for null and
-/// for other addresses.
+/// Module and offset of the thread-local variable that is at the address `variable` in the calling thread. `keys` is
+/// stored in the result. `None` if the address is 0, or in no thread-local block of this thread.
 fn thread_context_at(variable: usize, keys: LabelKeyNames) -> Option<ThreadContext> {
     let mut search = TlsSearch {
         variable,
         found: None,
     };
     if variable != 0 {
-        let _reading = ForkGuard::acquire();
+        // A child that is forked meanwhile would inherit the loader's lock locked.
+        let _no_fork = ForkGuard::acquire();
         // SAFETY: dl_iterate_phdr(3) passes `search` to `find_in_tls_block`, which calls no function of the loader.
         unsafe {
             libc::dl_iterate_phdr(Some(find_in_tls_block), ptr::from_mut(&mut search).cast())

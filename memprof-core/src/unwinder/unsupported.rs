@@ -21,10 +21,10 @@ pub(super) struct HookStats {
 pub(super) enum InstalledWalker {}
 
 impl InstalledWalker {
-    /// Always fails.
+    /// Always fails, because memprof's walker is built for x86-64 only.
     ///
     /// # Errors
-    /// Always.
+    /// Always, with that reason as text.
     pub(super) fn install(_: &Mallctl, _: bool, _: u64) -> std::result::Result<Self, String> {
         Err("memprof's stack walk is built for x86-64 only".to_owned())
     }
@@ -85,7 +85,7 @@ impl LabelKeyRegistry {
     }
 }
 
-/// Finds none, because no labels are recorded.
+/// Returns no thread contexts, because no labels are recorded.
 pub(crate) fn find_thread_contexts() -> Vec<super::ThreadContext> {
     Vec::new()
 }

@@ -42,7 +42,7 @@ impl HighWaterWatch {
         }
     }
 
-    /// Whether the time is over or the number of dumps is reached.
+    /// Whether the time limit has passed, or the maximum number of dumps is reached.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         now >= self.deadline || self.dump_count >= self.limits.files
     }

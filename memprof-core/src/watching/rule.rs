@@ -46,8 +46,9 @@ impl RuleState {
         }
     }
 
-    /// Bytes at which the rule fires for this reading at `now`. `None` if it does not fire. Arms a threshold whose
-    /// value fell clearly below it. The same reading fires again until a dump or an activation is recorded.
+    /// Bytes at which the rule fires for this reading at `now`. `None` if it does not fire. Arms a threshold again once
+    /// its value has fallen more than 1/20 below it. The same reading fires again until a dump or an activation is
+    /// recorded.
     pub(crate) fn evaluate(&mut self, reading: &MemoryReading, now: Instant) -> Option<u64> {
         let fired_at = match self.rule.condition {
             Condition::Every(_) => Some(reading.rss),
@@ -76,8 +77,8 @@ impl RuleState {
         }
     }
 
-    /// Records that a dump was taken for the rule at `now`, and disarms it: a threshold fires again only after the
-    /// value fell clearly below it.
+    /// Records that a dump was taken for the rule at `now`, and disarms the rule: a threshold fires again only after
+    /// the value fell more than 1/20 below it.
     pub(crate) fn record_dump(&mut self, reading: &MemoryReading, now: Instant) {
         self.record_activation(reading, now);
         self.is_armed = false;
@@ -92,7 +93,7 @@ impl RuleState {
     }
 
     /// Returns `value` if it is at or above `threshold` and the rule is armed. Otherwise `None`. A rule is armed before
-    /// its first dump, and again after the value fell clearly below the threshold.
+    /// its first dump, and again once the value has fallen more than 1/20 below the threshold.
     fn value_if_crossed(&mut self, value: u64, threshold: u64) -> Option<u64> {
         if value < threshold - threshold / HYSTERESIS_DIVISOR {
             self.is_armed = true;

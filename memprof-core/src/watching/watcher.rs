@@ -186,6 +186,7 @@ impl Watcher {
                 log::info!("gdump is over: it took {taken} dumps");
             }
             let due = self.lock().find_due_dump(&reading, now);
+            // A dump that is due now is not lost: a rule fires again at each reading until its dump is recorded.
             if refused_at.is_some_and(|refused| now < refused + RETRY_DELAY) {
                 continue;
             }

@@ -11,7 +11,8 @@ use crate::dumps::scratch::Scratch;
 use crate::error::{Error, ErrorKind, Result};
 
 impl Jemalloc {
-    /// Writes a heap profile to `scratch` and checks it. Excludes the calling thread from profiling from now on.
+    /// Writes a heap profile to the temporary file `scratch`, and checks it. Excludes the calling thread from profiling
+    /// from now on.
     ///
     /// # Errors
     /// jemalloc or the kernel refused, or the written profile is damaged.
@@ -36,7 +37,7 @@ impl Jemalloc {
 }
 
 /// Tries to write to `scratch` as jemalloc did, and returns an `Io` error with the kernel's errno if that fails. `None`
-/// if it works.
+/// if the write succeeds, so that the kernel is not the cause.
 fn find_write_error(scratch: &Scratch) -> Option<Error> {
     let errno = scratch.probe_write_errno()?;
     Some(Error::new(ErrorKind::Io, "jemalloc failed to write the dump").with_errno(errno))
@@ -49,10 +50,11 @@ fn find_write_error(scratch: &Scratch) -> Option<Error> {
 /// profile is malformed.
 fn check_profile(scratch: &Scratch) -> Result<ProfileSummary> {
     let read_error = |error: io::Error| Error::io("read the dump back", &error);
-    let file = scratch.rewound_file().map_err(read_error)?;
+    let file = scratch.rewind_file().map_err(read_error)?;
     let summary = summarize_heap_v2(BufReader::with_capacity(1 << 16, file));
     // jemalloc ignores short writes, so the profile may end after any line.
     let write_failure = match &summary {
+        // A whole profile ends with the process's mappings.
         Ok(summary) if !summary.has_mappings => find_write_error(scratch),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => find_write_error(scratch),
         Ok(_) | Err(_) => None,

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::identity::{AllocatorIdentity, FoundBy};
 
 impl Jemalloc {
-    /// Whether sampling is on (`prof.active`). False without profiling.
+    /// Whether sampling is on (`prof.active`). False without profiling, or if jemalloc does not report the switch.
     pub(crate) fn is_active(&self) -> bool {
         // Without `opt.prof`, the value of `prof.active` has no meaning.
         self.opt_prof && self.mallctl.read_bool(c"prof.active").unwrap_or(false)
@@ -52,8 +52,8 @@ impl Jemalloc {
             || is_program_code(identity.address)
     }
 
-    /// Stops sampling. Does nothing if jemalloc was started without profiling. Fails if jemalloc refuses, or ignores
-    /// it.
+    /// Stops sampling. Does nothing if jemalloc was started without profiling. Fails if jemalloc refuses the change, or
+    /// accepts and ignores it.
     pub(crate) fn stop_sampling(&self) -> Result<()> {
         if !self.opt_prof {
             return Ok(());
@@ -61,8 +61,8 @@ impl Jemalloc {
         self.set_active(false)
     }
 
-    /// Drops all samples, and sets the interval if given. Otherwise the interval stays; fails if jemalloc does not
-    /// report it.
+    /// Drops all samples, and sets the interval if given; otherwise the interval stays. Fails if jemalloc cannot be
+    /// profiled, does not report the interval that must stay, or refuses.
     pub(crate) fn reset_samples(&self, interval: Option<SampleInterval>) -> Result<()> {
         self.require_profiling()?;
         let lg_sample = match interval {
@@ -86,7 +86,7 @@ impl Jemalloc {
     }
 
     /// Whether some running threads may be unsampled, because they started while `prof.thread_active_init` was false.
-    /// No other thread can change their own switch (jemalloc(3), `thread.prof.active`).
+    /// Only the thread itself can turn its sampling on (jemalloc(3), `thread.prof.active`).
     pub(crate) fn may_skip_threads(&self) -> bool {
         self.opt_prof && !self.samples_new_threads()
     }
@@ -108,9 +108,9 @@ impl Jemalloc {
 /// Factor by which an interval must shrink for [`slow_threads_warning`].
 const NOTABLE_INTERVAL_FACTOR: u64 = 8;
 
-/// Warning that running threads take their next sample after the previous interval (`prof_sample_new_event_wait`). If
-/// that interval was much longer, they seem not to be sampled. `None` if it was less than [`NOTABLE_INTERVAL_FACTOR`]
-/// times as long.
+/// Returns a warning that running threads take their next sample after the previous interval
+/// (`prof_sample_new_event_wait` of jemalloc), so they seem unsampled for long. `before` and `after` are intervals in
+/// bytes. `None` if `before` is less than [`NOTABLE_INTERVAL_FACTOR`] times `after`.
 fn slow_threads_warning(identity: &AllocatorIdentity, before: u64, after: u64) -> Option<String> {
     (before / NOTABLE_INTERVAL_FACTOR >= after).then(|| {
         format!(

@@ -8,9 +8,9 @@ use super::Jemalloc;
 use crate::error::Result;
 
 impl Jemalloc {
-    /// Heap totals. `None` if jemalloc was built without statistics. jemalloc counts objects in thread caches as
-    /// allocated; here they are separate. Pages that the kernel may reclaim lazily (muzzy) are added. Fails if jemalloc
-    /// does not report the totals.
+    /// Heap totals. jemalloc counts objects in thread caches as allocated; here they are a count of their own. Adds the
+    /// size of pages that the kernel may reclaim lazily (muzzy). `None` if jemalloc was built without statistics. Fails
+    /// if jemalloc does not report the totals.
     pub(crate) fn heap_usage(&self) -> Result<Option<HeapUsage>> {
         if !self.config_stats {
             return Ok(None);

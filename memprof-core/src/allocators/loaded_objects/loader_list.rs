@@ -177,8 +177,9 @@ unsafe extern "C" fn visit_entry(info: *mut dl_phdr_info, _: usize, visit: *mut 
     0
 }
 
-/// Address of the `memprof_labels_t`: the address of the note plus the distance that the note contains. `None` if the
-/// note is not a pointer's size, or the address is not aligned.
+/// Address of an object's `memprof_labels_t`, the C struct by which a program publishes labels of its threads. It is
+/// the address of the note plus the distance that the note contains. `None` if the note is not a pointer's size, or the
+/// address overflows or is not aligned.
 fn labels_address(note: &[u8]) -> Option<usize> {
     let distance = isize::from_ne_bytes(note.try_into().ok()?);
     let labels = note.as_ptr().addr().checked_add_signed(distance)?;
@@ -187,7 +188,7 @@ fn labels_address(note: &[u8]) -> Option<usize> {
         .then_some(labels)
 }
 
-/// Range of addresses that a segment of an object loaded at `bias` occupies. `None` if it overflows.
+/// Range of addresses that a segment of an object loaded at `bias` occupies. `None` if its end overflows.
 pub(crate) fn memory_range(header: &Elf64_Phdr, bias: usize) -> Option<Range<usize>> {
     let start = bias.wrapping_add(header.p_vaddr as usize);
     Some(start..start.checked_add(header.p_memsz as usize)?)

@@ -72,6 +72,7 @@ impl CxxString {
         let capacity = if self.uses_local_buffer() {
             LOCAL_CAPACITY
         } else {
+            // libstdc++ stores the capacity of heap memory there.
             layout.local[0]
         };
         if layout.start.is_null() || layout.length > capacity || capacity > isize::MAX as usize {

@@ -53,6 +53,7 @@ struct Functions {
 impl Extension {
     /// Finds the functions among `symbols`. Absent ones are listed in `missing`.
     pub(super) fn find(symbols: &ObjectSymbols<'_>) -> Self {
+        // In the order of the fields of `Functions`.
         const NAMES: [&CStr; 6] = [super::ANCHOR, SET, STATS, OWNERSHIP, RELEASE, VERSION];
         let addresses = NAMES.map(|name| symbols.function_address(name).unwrap_or(0));
         let absent = NAMES

@@ -89,11 +89,11 @@ impl ProfileFunctions {
         })
     }
 
-    /// Writes a profile without its mappings to `scratch`. `heap` is the size of the heap in bytes; `interval` is the
-    /// sample interval in bytes, which a heap profile needs.
+    /// Writes a profile without its mappings to the temporary file `scratch`. `heap` is the size of the heap in bytes;
+    /// `interval` is the sample interval in bytes, which a heap profile needs.
     ///
     /// # Errors
-    /// tcmalloc returned no profile or a damaged one, or the kernel refused.
+    /// Memory is short, tcmalloc returned no profile or a damaged one, or the kernel refused.
     pub(super) fn write_profile(
         &self,
         kind: ProfileKind,
@@ -125,7 +125,7 @@ impl ProfileFunctions {
             .map_err(|error| Error::io("write the dump", &error))
     }
 
-    /// Makes tcmalloc write the profile's text to a C++ string.
+    /// Makes tcmalloc write the profile's text to a C++ string, and returns the string.
     ///
     /// # Errors
     /// `Allocator`: tcmalloc has no instance.
@@ -166,7 +166,7 @@ fn write_profile_text(
     scratch: &Scratch,
 ) -> io::Result<ProfileSummary> {
     const OFF: &[u8] = b"heap_v2/0";
-    let mut file = scratch.rewound_file()?;
+    let mut file = scratch.rewind_file()?;
     let end = memchr::memchr(b'\n', profile).unwrap_or(profile.len());
     let (header, stacks) = profile.split_at(end);
     let Some(header) = header.strip_suffix(OFF) else {

@@ -23,21 +23,23 @@ const UNSAMPLED_START: usize = 16 << 20;
 /// Size of the blocks that [`sample_first_thread`] allocates: the minimum by which tcmalloc's heap grows.
 const STEP: usize = 1 << 20;
 
-/// Makes tcmalloc sample the calling thread from now on, once per `interval` bytes unless another interval is set.
-/// Called while the libraries are loaded: this thread started before tcmalloc read its environment, and would be
-/// unsampled for [`UNSAMPLED_START`] bytes, so it allocates and frees that much here. Does nothing without tcmalloc, or
-/// if tcmalloc does not export its flag.
+/// Makes tcmalloc sample the calling thread from now on, once per `interval` bytes unless another interval is set. For
+/// the program's first thread, while the libraries are loaded: it started before tcmalloc read its environment, so it
+/// would stay unsampled for [`UNSAMPLED_START`] bytes. This function allocates and frees that much. Does nothing
+/// without tcmalloc, or if tcmalloc does not export its flag.
 pub(crate) fn sample_first_thread(interval: u64) {
     // SAFETY: dlsym(3) gets a NUL-terminated name.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, FLAG.as_ptr()) } as usize;
     if address == 0 || !address.is_multiple_of(align_of::<AtomicI64>()) {
         return;
     }
-    // SAFETY: as in `RateSetting::find`.
+    // SAFETY: gperftools/tcmalloc.cc: the symbol is an int64 variable, of the program or of a library that it starts
+    // with. gperftools also accesses it as a whole word.
     let flag = unsafe { AtomicI64::from_ptr(address as *mut i64) };
     // Keeps an interval that is set already. tcmalloc's constructor, which may run later, stores that of the
     // environment.
     let _kept = flag.compare_exchange(0, interval as i64, Ordering::Relaxed, Ordering::Relaxed);
+    // One block more than these bytes, so that the thread surely passes their end.
     for _ in 0..=UNSAMPLED_START / STEP {
         // SAFETY: malloc(3) takes any size; `black_box` keeps the compiler from removing the pair.
         let block = black_box(unsafe { libc::malloc(STEP) });

@@ -36,7 +36,8 @@ impl ChangedCode {
     /// Lists the addresses of code that changed, up to the history's last update. If another thread keeps the history
     /// locked, all addresses count as changed.
     pub(crate) fn from_history() -> Self {
-        let _reading = ForkGuard::acquire();
+        // A child that is forked meanwhile would inherit the history locked.
+        let _no_fork = ForkGuard::acquire();
         let ranges = match lock_history() {
             Some(history) => changed_segments(&history)
                 .map(|segment| segment.start as u64..segment.end as u64)
@@ -59,7 +60,8 @@ impl ChangedCode {
         Self { ranges }
     }
 
-    /// Returns a stack as a dump contains it: without its generation, unless some frame is in changed code.
+    /// Returns a stack as a dump contains it. Removes the pseudo frame with the code generation, unless a frame of the
+    /// stack is in changed code.
     pub(crate) fn frames_to_write<'a>(&self, frames: &'a [u64]) -> &'a [u64] {
         let code = without_code_generation(frames);
         let is_changed = |frame: &u64| {
@@ -74,15 +76,15 @@ impl ChangedCode {
     }
 }
 
-/// Updates the history, and returns the comment lines about code that was unloaded, or loaded in a later generation
-/// than the first. Empty if there is no such code, or if another thread keeps the history locked. `is_marked` means
-/// that every stack has its generation, as memprof's sampler ensures.
+/// Updates the history of the loaded code, and returns the comment lines about code that was unloaded, or loaded after
+/// the first generation: after some object was unloaded. Empty if there is no such code, or if another thread keeps the
+/// history locked. `is_marked` means that every stack has its generation, as memprof's sampler ensures.
 pub(crate) fn history_comment_lines(is_marked: bool) -> Vec<String> {
-    let reading = ForkGuard::acquire();
+    let no_fork = ForkGuard::acquire();
     let Some(mut history) = lock_history() else {
         return Vec::new();
     };
-    history.update_if_changed(&reading);
+    history.update_if_changed(&no_fork);
     let marks = match is_marked || walked_every_stack() {
         true => "marked",
         false => "unmarked",
@@ -113,7 +115,8 @@ fn lock_history() -> Option<MutexGuard<'static, CodeHistory>> {
 }
 
 impl CodeHistory {
-    /// Formats the comment line of a segment: `# loaded:` or `# unloaded:`, as the head of this file shows them.
+    /// Formats the comment line of a segment: `# loaded:` with the first generation and the addresses, or `# unloaded:`
+    /// with the generations, addresses, file offset, build id and path.
     fn segment_line(&self, segment: &CodeSegment) -> String {
         let CodeSegment {
             start,
@@ -129,19 +132,20 @@ impl CodeHistory {
         let id = self.recorded_text(segment.build_id).iter();
         let id: String = id.map(|byte| format!("{byte:02x}")).collect();
         let id = if id.is_empty() { "-" } else { &id };
-        let path = self.current_path(segment, id != "-");
+        let path = self.path_with_deletion_mark(segment, id != "-");
         format!("# unloaded: {first}-{last} {start:x}-{end:x} {offset:08x} {id} {path}")
     }
 
     /// Absolute path of an unloaded segment's file. Ends with ` (deleted)`, like the kernel's paths, if another file
     /// may be there now. A relative path alone does not identify the file, because the working directory may have
     /// changed, so it needs a build id.
-    fn current_path(&self, segment: &CodeSegment, has_build_id: bool) -> String {
+    fn path_with_deletion_mark(&self, segment: &CodeSegment, has_build_id: bool) -> String {
         let path = Path::new(OsStr::from_bytes(self.recorded_text(segment.path)));
         let absolute = std::path::absolute(path);
         let text = absolute.as_deref().unwrap_or(path).display().to_string();
         let changed = std::fs::metadata(path)
             .map(|file| Duration::new(file.ctime() as u64, file.ctime_nsec() as u32));
+        // The file was replaced or renamed after the segment was found.
         let is_other = changed.is_ok_and(|changed| changed > segment.found_at);
         match is_other || path.is_relative() && !has_build_id {
             true => format!("{text} (deleted)"),
