@@ -19,15 +19,17 @@ impl AddressHash {
     }
 
     /// Returns `bits` bits that are equal for all blocks of a neighbourhood (8 KiB). The next neighbourhood's value is
-    /// larger by one or two, so the cells of one heap lie in few pages, which need few TLB entries.
+    /// larger by one or two, so the cells of one heap lie in few pages, which need few TLB entries. `bits` is at least
+    /// 1.
     #[inline(always)]
     pub(crate) fn locality_bits(self, bits: u32) -> usize {
-        // ⌊n × φ⌋ modulo 2^bits, for neighbourhood number n.
+        // ⌊n × φ⌋ modulo 2^bits, for neighbourhood number n, where φ is the golden ratio. `factor` is φ in fixed point,
+        // with 32 - `bits` binary places.
         let factor = (GOLDEN_RATIO >> bits) as u32;
         ((self.0 >> NEIGHBOURHOOD_BITS) as u32).wrapping_mul(factor) as usize >> (u32::BITS - bits)
     }
 
-    /// Returns `bits` bits that distinguish blocks of one neighbourhood (8 KiB), mixed from the block's whole
+    /// Returns `bits` bits that distinguish blocks of one neighbourhood (8 KiB), mixed from bits 4 to 35 of the block's
     /// address.
     #[inline(always)]
     pub(crate) fn block_bits(self, bits: u32) -> usize {
@@ -35,8 +37,8 @@ impl AddressHash {
         mix_fast(self.0 >> 4, bits)
     }
 
-    /// Returns `bits` bits that do not depend on locality. Mixes twice: after one multiplication, blocks at the start
-    /// of neighbouring pages would still get neighbouring values.
+    /// Returns `bits` bits that are unrelated for neighbouring blocks. Mixes twice: after one multiplication, blocks at
+    /// the start of neighbouring pages would still get neighbouring values.
     pub(crate) fn mixed_bits(self, bits: u32) -> usize {
         let hash = mix(self.0 >> 4);
         let hash = (hash ^ (hash >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
@@ -44,13 +46,15 @@ impl AddressHash {
     }
 }
 
-/// Returns a product in which the upper bits depend on all bits of the argument.
+/// Multiplies by 2^64 divided by the golden ratio. A hash must use the upper bits of the product, because they depend
+/// on all bits of the argument.
 #[inline(always)]
 pub(crate) fn mix(bits: u64) -> u64 {
     bits.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// Returns `bits` hash bits of the lower 32 bits of `number`. A 32-bit factor fits into the instruction.
+/// Returns `bits` hash bits of the lower 32 bits of `number`: the upper bits of its product with 2^32 divided by the
+/// golden ratio. A 32-bit factor fits into the instruction.
 #[inline(always)]
 pub(crate) fn mix_fast(number: u64, bits: u32) -> usize {
     ((number as u32).wrapping_mul(0x9E37_79B1) >> (u32::BITS - bits)) as usize

@@ -55,7 +55,8 @@ impl Shape {
         Self::Expand,
     ];
 
-    /// Returns the role of the functions with this shape, by which their hooks are enabled.
+    /// Returns whether functions with this shape only allocate, or free as well. A function that resizes also frees the
+    /// old block. Hooks are enabled and disabled by this role.
     pub fn role(self) -> Role {
         match self {
             Self::Size | Self::SecondSize | Self::Count | Self::SecondCount | Self::Stored => {

@@ -47,8 +47,9 @@ fn current_countdown() -> &'static Countdown {
     &THREADS[hash_thread_pointer(thread_pointer(), COUNTDOWN_COUNT.ilog2())]
 }
 
-/// Subtracts bytes from this thread's countdown. Returns true if it has not expired: the fast path, without a sample.
-/// If it has expired, returns false and subtracts nothing; the caller must then call [`start_next_countdown`].
+/// Subtracts `bytes` from this thread's countdown to its next sample. Returns true if enough bytes remained: the
+/// allocation then needs no sample. Otherwise the countdown has expired: returns false and subtracts nothing; the
+/// caller must then call [`start_next_countdown`].
 #[inline(always)]
 pub(crate) fn count_down(bytes: usize) -> bool {
     let countdown = current_countdown();
@@ -137,14 +138,14 @@ pub(crate) fn set_interval(interval: u64) {
     restart_all();
 }
 
-/// Restarts the countdowns in a forked child with random numbers of its own: children that do the same must not sample
-/// the same objects.
+/// Restarts the countdowns in a forked child with random numbers of its own. Otherwise, children that run the same code
+/// would all sample the same objects.
 pub(crate) fn reset_in_child() {
     vary_seeds();
     restart_all();
 }
 
-/// Restarts all countdowns with new random numbers.
+/// Restarts all countdowns: each expires at the next allocation, which then draws a new seed and a new countdown.
 fn restart_all() {
     for thread in &THREADS {
         thread.random.store(0, Relaxed);
@@ -157,13 +158,14 @@ pub(crate) fn interval() -> u64 {
     INTERVAL.load(Relaxed)
 }
 
-/// Makes the seeds that are drawn from now on differ from those of other activations and processes.
+/// Advances the sequence of seeds by a number made from the clock and the process id. So later seeds differ from those
+/// of other activations of sampling and of other processes.
 pub(crate) fn vary_seeds() {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // By the C library: rustix reads the vDSO where the kernel has mapped it, but valgrind runs a program without it.
+    // Not by rustix: it reads the vDSO where the kernel has mapped it, but valgrind runs a program without the vDSO.
     // SAFETY: clock_gettime(2) writes one `timespec`; every kernel has this clock.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
     let nanoseconds = (time.tv_sec as u64).wrapping_mul(1_000_000_000) + time.tv_nsec as u64;
@@ -171,8 +173,9 @@ pub(crate) fn vary_seeds() {
     SEEDS.fetch_add(nanoseconds ^ process << 32, Relaxed);
 }
 
-/// Returns a seed for a thread's random numbers. It differs between threads and between activations. It executes no
-/// RDTSC, which the program may have forbidden the thread (`PR_SET_TSC` of prctl(2)).
+/// Draws a seed for the calling thread's random numbers. The seed differs between threads, and between activations of
+/// sampling. Reads no time stamp counter (RDTSC): the program may have forbidden the thread to do so (`PR_SET_TSC` of
+/// prctl(2)).
 fn new_seed() -> u64 {
     let drawn = SEEDS.fetch_add(SEED_STEP, Relaxed);
     // splitmix64: neighbouring inputs give unrelated outputs.
@@ -191,7 +194,8 @@ impl Countdown {
         }
     }
 
-    /// Draws the number of bytes until the next sample, and advances the countdown's random numbers.
+    /// Draws the number of bytes until the next sample, with mean `interval`, and advances the countdown's random
+    /// numbers. Their state must be seeded already (not 0).
     fn draw_gap(&self, interval: u64) -> u64 {
         let state = xorshift(self.random.load(Relaxed));
         self.random.store(state, Relaxed);

@@ -40,8 +40,9 @@ impl EarlyEndReason {
         Self::NoFrameInformation,
     ];
 
-    /// Converts the end of a walk. `None` if the walk reached the outermost frame and all its frames are recorded.
-    /// `is_cut` says that the record of the stack lacks frames.
+    /// Converts the end of a stack walk to the reason why the recorded stack ends early. `None` if the walk reached the
+    /// outermost frame and all its frames are recorded. `is_cut`: the record has no room for all frames; this reason
+    /// takes precedence over the walk's end.
     fn from_walk_end(end: WalkEnd, is_cut: bool) -> Option<Self> {
         match end {
             _ if is_cut => Some(Self::TooManyFrames),
@@ -79,8 +80,8 @@ struct EarlyEndTable([Cell; CELL_COUNT]);
 
 static TABLE: EarlyEndTable = EarlyEndTable::new();
 
-/// Counts a sample if its walk ended before the outermost frame, or if its record lacks frames (`is_cut`). `last` is
-/// the last address of the walk.
+/// Counts a sample if its stack walk ended before the outermost frame, or if its record lacks frames (`is_cut`). `last`
+/// is the last code address of the walk.
 #[inline(always)]
 pub(crate) fn count_if_early(end: WalkEnd, is_cut: bool, last: usize) {
     if end != WalkEnd::Outermost || is_cut {
@@ -88,8 +89,8 @@ pub(crate) fn count_if_early(end: WalkEnd, is_cut: bool, last: usize) {
     }
 }
 
-/// Slow path of [`count_if_early`], with its parameters. Finds the object in which the stack ended, and counts the
-/// sample there. A stack with too many frames counts as in no object.
+/// Slow path of [`count_if_early`], with the same parameters. Finds the loaded object that contains the last frame, and
+/// counts the sample for this object and the reason of the end. A stack with too many frames counts as in no object.
 #[cold]
 #[inline(never)]
 fn count_early_end(end: WalkEnd, is_cut: bool, last: usize) {
@@ -103,12 +104,12 @@ fn count_early_end(end: WalkEnd, is_cut: bool, last: usize) {
     }
 }
 
-/// Iterates over the counts since the last [`clear`](crate::clear).
+/// Iterates over the counts since the last [`clear`](crate::clear), without those that are 0.
 pub fn early_ends() -> impl Iterator<Item = EarlyEnds> {
     TABLE.iter()
 }
 
-/// Sets all counts of the process to 0.
+/// Sets the counts of early ends to 0, for all reasons and objects.
 pub(crate) fn clear() {
     TABLE.clear();
 }
@@ -125,8 +126,8 @@ impl EarlyEndTable {
         )
     }
 
-    /// Counts a sample whose stack ended in the object that starts at `object`; `None` is for no object. If no cell is
-    /// free for the object, the sample counts as in no object. If none is free for that either, it is not counted.
+    /// Counts a sample whose stack ended in the object that starts at `object`, or in no object (`None`). If no cell is
+    /// free for the object, the sample counts as in no object. If that has no cell either, the sample is not counted.
     fn count(&self, reason: EarlyEndReason, object: Option<usize>) {
         // The index begins at 1, because the key 0 marks a free cell.
         let index = reason as usize + 1;
@@ -157,6 +158,7 @@ impl EarlyEndTable {
     fn iter(&self) -> impl Iterator<Item = EarlyEnds> {
         self.0.iter().filter_map(|cell| {
             let key = cell.key.load(Acquire);
+            // The key of a free cell is 0.
             let index = (key & REASON_MASK).checked_sub(1)?;
             let samples = cell.samples.load(Relaxed);
             (samples > 0).then_some(EarlyEnds {

@@ -19,8 +19,9 @@ use crate::tally;
 /// Type of every patched function: none has more than five arguments, and unused ones are ignored.
 type Function = unsafe extern "C-unwind" fn(usize, usize, usize, usize, usize) -> Returned;
 
-/// Returns the function of a row, as its hook calls it: the relocated prologue, which continues in the function behind
-/// the jump. `row` is the row's address.
+/// Returns the function that a hook calls for the original one: the copy of its first instructions (relocated
+/// prologue), which continues in the original function behind the patched jump. `row` is the address of the function's
+/// [`EntryRow`].
 ///
 /// # Safety
 /// memprof-attach wrote the row, and never unmaps it.
@@ -50,8 +51,8 @@ macro_rules! entry_hooks {
         )*
 
         /// Returns the address of the hook for functions of a shape. `is_outer`: the function calls other patched
-        /// functions, and its hook does not count their allocations. If the tally is enabled, the hooks of all other
-        /// functions also count every call.
+        /// functions, so its hook takes no samples during the call, which would sample one allocation twice. If the
+        /// tally (the exact count of calls) is enabled, the hooks of all other functions also count every call.
         pub(crate) fn entry_hook(shape: Shape, is_outer: bool) -> usize {
             let hook = match (shape, is_outer, tally::is_enabled()) {
                 $(

@@ -60,7 +60,8 @@ impl EntryRow {
             .find(|shape| *shape as u8 == self.shape)
     }
 
-    /// Returns the symbol of the function, without the zeros that pad it. Empty if there is no zero.
+    /// Returns the symbol of the function, without the zeros that pad it. Empty if no zero follows the symbol;
+    /// memprof-attach always writes one.
     pub(crate) fn name(&self) -> &[u8] {
         let length = self.name.iter().position(|byte| *byte == 0);
         self.name.get(..length.unwrap_or(0)).unwrap_or_default()
@@ -73,17 +74,19 @@ const _: () = assert!(size_of::<EntryRow>() == 88);
 /// Bytes of an entry's slot, which holds the code of [`trampoline`] and then the relocated prologue.
 pub(crate) const SLOT_SIZE: usize = 128;
 
-/// Returns the offset of an entry's slot from the table's start, in bytes.
+/// Returns the offset of the code slot of the row `index`, in bytes from the table's start.
 pub const fn slot_offset(index: usize) -> usize {
     TABLE_SIZE + index * SLOT_SIZE
 }
 
-/// Returns the offset to which the function's jump leads, in bytes from the table's start.
+/// Returns the offset of the trampoline of the row `index`, in bytes from the table's start. The jump at the start of
+/// the patched function leads to it.
 pub const fn trampoline_offset(index: usize) -> usize {
     slot_offset(index) + HOOK_JUMP_SIZE
 }
 
-/// Returns the offset of the relocated prologue, which directly follows the trampoline, in bytes from the table's start.
+/// Returns the offset of the relocated prologue of the row `index`, in bytes from the table's start. It directly
+/// follows the trampoline.
 pub const fn prologue_offset(index: usize) -> usize {
     slot_offset(index) + TRAMPOLINE_SIZE
 }
@@ -97,13 +100,13 @@ pub(crate) const TABLE_OFFSET: usize = 16;
 /// Bytes of the code of [`trampoline`].
 pub(crate) const TRAMPOLINE_SIZE: usize = HOOK_JUMP_SIZE + 12;
 
-/// Returns the code of the slot with this index up to its relocated prologue, for a table at `base`: the jump to the
-/// hook, the number `base`, by which the sampler finds the table, and the trampoline.
+/// Returns the code of the slot with this index up to its relocated prologue, for a table at address `base`. The code
+/// consists of the jump to the hook, the number `base`, by which the sampler finds the table, and the trampoline.
 ///
-/// While the hook is disabled, the trampoline continues in the relocated prologue behind it, so that a call takes two
-/// jumps and a test more. It loads the hook's address once, because the hook may be disabled meanwhile. It changes r11
-/// and the flags, which no caller expects to be kept. With a hook it passes the address of the row as the sixth argument,
-/// in r9, which none of the patched functions has.
+/// While the hook is disabled, the trampoline continues in the relocated prologue behind the trampoline; a call then
+/// costs two more jumps and a test. The trampoline loads the hook's address only once, because another thread may
+/// disable the hook at any time. The trampoline changes r11 and the flags, which no caller expects to be kept. The jump
+/// to the hook passes the address of the row as the sixth argument, in r9; the patched functions have at most five.
 pub const fn trampoline(base: u64, index: usize) -> [u8; TRAMPOLINE_SIZE] {
     let row = offset_of!(EntryTable, entries) + index * size_of::<EntryRow>();
     // The `lea` and the `mov` have seven bytes each.
@@ -111,7 +114,7 @@ pub const fn trampoline(base: u64, index: usize) -> [u8; TRAMPOLINE_SIZE] {
     let hook = row + offset_of!(EntryRow, hook);
     let [e, f, g, h] = encode_distance(trampoline_offset(index) + 7, hook);
     let [i, j, k, l, m, n, o, p] = base.to_le_bytes();
-    // From the end of the `jne`, which ends the trampoline.
+    // Distance of the backward jump: from the end of the `jne`, which ends the trampoline, to the slot's start.
     let slot = (TRAMPOLINE_SIZE as u8).wrapping_neg();
     #[rustfmt::skip]
     let code = [
@@ -127,8 +130,8 @@ pub const fn trampoline(base: u64, index: usize) -> [u8; TRAMPOLINE_SIZE] {
     code
 }
 
-/// Encodes the distance from `end`, the end of an instruction, to `offset`, as the instruction has it: 32 bits, little
-/// endian. Both are offsets from the table's start.
+/// Encodes the distance from the end of an instruction to its operand, as x86-64 encodes RIP-relative operands: 32
+/// bits, little endian. `end` (the instruction's) and `offset` (the operand's) are in bytes from the table's start.
 const fn encode_distance(end: usize, offset: usize) -> [u8; 4] {
     (offset as i32 - end as i32).to_le_bytes()
 }

@@ -60,13 +60,15 @@ pub fn exclude_this_thread() {
     }
 }
 
-/// Returns whether the calling thread is excluded from sampling. Costs one load for nearly every thread that is not.
+/// Returns whether the calling thread is excluded from sampling. Costs one load for nearly every thread that is not
+/// excluded. May free cells of ended threads that had the same thread pointer.
 pub(crate) fn is_excluded() -> bool {
     let own = thread_pointer();
-    count_for_hash(own).load(Relaxed) != 0 && has_cell(own)
+    cell_counter(own).load(Relaxed) != 0 && has_cell(own)
 }
 
-/// Returns whether the calling thread has a cell. Frees cells of ended threads that had its thread pointer.
+/// Returns whether the calling thread, whose thread pointer is `own`, has a cell. Frees cells of ended threads that had
+/// the same thread pointer.
 #[cold]
 #[inline(never)]
 fn has_cell(own: usize) -> bool {
@@ -96,7 +98,7 @@ fn claim_cell() -> Option<&'static ThreadCell> {
 }
 
 /// Returns the counter of the cells whose threads share the hash of `pointer`.
-fn count_for_hash(pointer: usize) -> &'static AtomicU8 {
+fn cell_counter(pointer: usize) -> &'static AtomicU8 {
     &CELLS_BY_HASH[hash_thread_pointer(pointer, HASH_BITS)]
 }
 
@@ -106,7 +108,8 @@ fn current_tid() -> i64 {
     unsafe { libc::syscall(libc::SYS_gettid) }
 }
 
-/// Returns whether this process has no thread with that id. Also true if tgkill(2) fails for another reason.
+/// Returns whether this process has no thread with the kernel's thread id `id`. Also true if tgkill(2) fails for
+/// another reason.
 fn has_ended(id: i64) -> bool {
     // SAFETY: getpid(2) reads a number.
     let process = unsafe { libc::getpid() };
@@ -132,9 +135,9 @@ impl ThreadCell {
             return false;
         }
         if from != 0 {
-            count_for_hash(from).fetch_sub(1, Relaxed);
+            cell_counter(from).fetch_sub(1, Relaxed);
         }
-        count_for_hash(own).fetch_add(1, Relaxed);
+        cell_counter(own).fetch_add(1, Relaxed);
         self.id.store(current_tid(), Relaxed);
         self.pointer.store(own, Release);
         true
@@ -144,7 +147,7 @@ impl ThreadCell {
     fn release(&self, own: usize) {
         let freed = self.pointer.compare_exchange(own, 0, Release, Relaxed);
         if freed.is_ok() {
-            count_for_hash(own).fetch_sub(1, Relaxed);
+            cell_counter(own).fetch_sub(1, Relaxed);
         }
     }
 }

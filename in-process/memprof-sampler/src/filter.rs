@@ -33,16 +33,18 @@ impl Filter {
         Self([const { AtomicU8::new(0) }; COUNTER_COUNT])
     }
 
-    /// Returns whether the address may be sampled, by its counter alone. Returns false only if no sample shares the
-    /// counter.
+    /// Returns whether the block at an address is possibly sampled, by its counter alone. Returns false only if no
+    /// sample shares the counter, so the block is certainly not sampled.
     #[inline(always)]
     pub(crate) fn may_hold(&self, address: usize) -> bool {
         self.counter(address).load(Relaxed) != 0
     }
 
-    /// Returns whether the address may be sampled, by its counter and tag. Returns false only if it is not sampled.
-    pub(crate) fn tag_may_hold(&self, address: usize) -> bool {
+    /// Returns whether the block at an address is possibly sampled, by its counter and tag. Returns false only if the
+    /// block is certainly not sampled. Rejects more blocks than [`Self::may_hold`], but computes two hashes.
+    pub(crate) fn may_hold_by_tag(&self, address: usize) -> bool {
         let counter = self.counter(address).load(Relaxed);
+        // With several samples, their tags are mixed and say nothing about one address.
         counter / ONE_SAMPLE > 1 || counter == ONE_SAMPLE | tag(address)
     }
 
@@ -109,12 +111,12 @@ mod tests {
         let matching = |but: usize| {
             let others = (0..blocks).filter(|index| *index != but);
             others
-                .filter(|index| FILTER.tag_may_hold(block(*index)))
+                .filter(|index| FILTER.may_hold_by_tag(block(*index)))
                 .count()
         };
         for index in 0..blocks {
             FILTER.add(block(index));
-            assert!(FILTER.tag_may_hold(block(index)));
+            assert!(FILTER.may_hold_by_tag(block(index)));
             assert!(
                 matching(index) <= blocks / 256,
                 "{index}: {}",
@@ -125,7 +127,7 @@ mod tests {
         // Blocks that share a counter all match, until the last of them is subtracted.
         (0..blocks).for_each(|index| FILTER.add(block(index)));
         for index in 0..blocks {
-            assert!((index..blocks).all(|index| FILTER.tag_may_hold(block(index))));
+            assert!((index..blocks).all(|index| FILTER.may_hold_by_tag(block(index))));
             FILTER.subtract(block(index));
         }
         assert_eq!(matching(blocks), 0);

@@ -33,7 +33,8 @@ impl ForkSentinel {
         }
     }
 
-    /// Makes the calling process the sampling process, in place of its parent after a fork.
+    /// Makes the calling process the sampling process; a forked child calls this to take over from its parent. The
+    /// first call maps the page of the mark, where the kernel supports it.
     pub(crate) fn adopt_process(&self) {
         self.id.store(current_pid(), Relaxed);
         if self.mark.load(Acquire).is_null()
@@ -51,8 +52,8 @@ impl ForkSentinel {
         }
     }
 
-    /// Returns whether the calling process is the sampling process, by the mark, which a fork clears. Without a mark,
-    /// the process id decides, which costs a system call.
+    /// Returns whether the calling process is the sampling process, by the mark, the word that the kernel zeroes in
+    /// forked children. Without a mark, the process id decides, which costs a system call.
     #[inline(always)]
     pub(crate) fn is_sampling_process(&self) -> bool {
         match self.mark() {
@@ -61,7 +62,8 @@ impl ForkSentinel {
         }
     }
 
-    /// Returns the mark. `None` if the kernel does not support it, or before [`Self::adopt_process`].
+    /// Returns the word that the kernel zeroes in forked children. `None` before [`Self::adopt_process`], or if the
+    /// kernel lacks `MADV_WIPEONFORK` or had no memory.
     #[inline(always)]
     fn mark(&self) -> Option<&AtomicU64> {
         let mark = self.mark.load(Acquire);

@@ -87,8 +87,9 @@ static SLOTS: AtomicPtr<PatchedSlot> = AtomicPtr::new(ptr::null_mut());
 /// Number of patched slots in the mapping.
 static SLOT_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the address of the `malloc` that serves the process: that of the first loaded object that defines it. `None` if
-/// none does. In an executable that is not position independent, `&malloc` in C is another: an entry of its linkage table.
+/// Returns the address of the `malloc` that serves the process: the one of the first loaded object that defines
+/// `malloc`. `None` if no object does. `&malloc` in C may differ: in an executable that is not position independent, it
+/// is the address of an entry of the procedure linkage table.
 pub fn malloc_address() -> Option<usize> {
     let mut found = None;
     for_each_object(&mut |object| found = found.or_else(|| object.definition(c"malloc")));
@@ -159,8 +160,8 @@ impl GotSlots {
         })
     }
 
-    /// Returns the patched entry points of the provider of `malloc`. `None` if one of them is not patched: GOT
-    /// slots are to be patched instead.
+    /// Returns the patched entry points of the object that provides `malloc`. `None` if some or all of them are
+    /// unpatched; the GOT slots must then be patched instead.
     pub fn patched_entries(&self) -> Option<&PatchedEntries> {
         self.entries.as_ref()
     }
@@ -175,16 +176,18 @@ impl GotSlots {
         SLOT_COUNT.load(Acquire)
     }
 
-    /// Returns whether code can run under the loader's lock. Waits for the lock. False if another thread is patching
-    /// for longer than `PatchingGuard::acquire` waits, or if two copies of this library are loaded, for example.
+    /// Returns whether code can run under the loader's lock, by running an empty job. Waits for the lock. False if
+    /// another thread patches slots for longer than 200 ms, or if the job did not run, for example because two copies
+    /// of this library are loaded.
     pub fn can_lock_loader(&self) -> bool {
         let guard = PatchingGuard::acquire();
         guard.is_some() && with_loader_locked(&mut || {})
     }
 
-    /// Patches all slots that are not patched yet, including those of objects loaded since the last call. Returns the
-    /// total number of patched slots, and counts of the other slots and objects found by this call. `None`, with
-    /// nothing changed, if the loader's lock is not available or another thread is patching.
+    /// Patches all slots that are not patched yet, including those of objects loaded since the last call. First drops
+    /// slots of unloaded objects from the list. Returns the total number of patched slots, and counts of the other
+    /// slots and objects found by this call. `None`, with nothing changed, if the loader's lock is not available or
+    /// another thread is patching.
     pub fn patch(&mut self) -> Option<PatchStats> {
         let _guard = PatchingGuard::acquire()?;
         let mut patched = PatchStats::default();
@@ -214,8 +217,9 @@ impl GotSlots {
     }
 
     /// Restores the slots of functions with `role`, or all slots if it is `None`: each slot gets its original value,
-    /// and its page the original protection. Slots that other code has changed since stay unchanged. Returns the number
-    /// of restored slots. `None` if the loader's lock is not available or another thread is patching.
+    /// and its page the original protection. Slots that other code has changed since stay unchanged. Drops all these
+    /// slots from the list. Returns the number of restored slots. `None`, with nothing changed, if the loader's lock is
+    /// not available or another thread is patching.
     pub fn restore(&mut self, role: Option<Role>) -> Option<usize> {
         let _guard = PatchingGuard::acquire()?;
         let is_selected = |slot: &PatchedSlot| role.is_none_or(|role| slot.role == role);
@@ -234,8 +238,8 @@ impl GotSlots {
         is_done.then_some(restored)
     }
 
-    /// Patches one object's slots and the words of its data that hold an allocator function's address, and counts them in
-    /// `patched`. Skips memprof, the provider of `malloc`, and slots that lead to another object's function.
+    /// Patches one object's slots and the words of its data that hold an allocator function's address, and counts them
+    /// in `patched`. Skips memprof, the provider of `malloc`, and slots that lead to another object's function.
     fn patch_object(&mut self, object: &ElfObject, patched: &mut PatchStats) {
         if object.code.contains(&own_code().start) || object.code == self.provider_code {
             return;
@@ -289,7 +293,8 @@ impl GotSlots {
         malloc.is_some_and(|malloc| malloc != self.provider.malloc) && !object.is_libc()
     }
 
-    /// Finds the hook of a function by its name. `None` if there is no hook, or the allocator lacks the function.
+    /// Finds the hook of a function by name: of one of the allocator's or of the loader's. `None` if memprof does not
+    /// hook functions with that name, or if the function's address is unknown because no definition was found.
     fn find_hook(&self, name: &CStr) -> Option<&Hook> {
         let mut hooks = self.hooks.iter().chain(&self.loader_hooks);
         let hook = hooks.find(|hook| hook.name == name)?;
@@ -342,7 +347,7 @@ impl GotSlots {
         unsafe { slice::from_raw_parts(SLOTS.load(Acquire), self.patched_count()) }
     }
 
-    /// Returns the list of patched slots of the process, to change it.
+    /// Returns the list of patched slots of the process for changes. Changing the list does not change the slots.
     fn patched_slots_mut(&mut self) -> &mut [PatchedSlot] {
         // SAFETY: `find` mapped `MAX_SLOTS` slots, of which `push_slot` wrote the first `count`. `&mut self`
         // excludes other references, and the caller of `GotSlots` other threads.
@@ -351,8 +356,8 @@ impl GotSlots {
 }
 
 /// Finds an object's patched entry points. `None` if none is patched, or if only some are, because memprof-attach was
-/// killed. In that last case their hooks are disabled: the hooks of slots call these functions by their addresses, and
-/// would count twice.
+/// killed. If only some are, disables their hooks: memprof then patches GOT slots, whose hooks call these functions,
+/// and each call would count twice.
 fn find_complete_entries(object: &ElfObject, hooks: &[Hook]) -> Option<PatchedEntries> {
     let mut definitions = hooks.iter().filter_map(|hook| object.definition(hook.name));
     let entries = definitions.find_map(PatchedEntries::find)?;
@@ -363,7 +368,8 @@ fn find_complete_entries(object: &ElfObject, hooks: &[Hook]) -> Option<PatchedEn
     is_complete.then_some(entries)
 }
 
-/// Makes the tally check whether glibc's chunk headers give block sizes. Does nothing without `malloc` or `free`.
+/// Makes the tally (the exact count of all allocations) check whether glibc's chunk headers give block sizes. Does
+/// nothing if a hook's original `malloc` or `free` is unknown.
 fn probe_chunk_headers(hooks: &[Hook]) {
     let original = |name: &CStr| {
         let hook = hooks.iter().find(|hook| hook.name == name)?;
@@ -380,8 +386,8 @@ fn probe_chunk_headers(hooks: &[Hook]) {
     }
 }
 
-/// Returns whether a slot still holds a value from the dynamic linker. That is the address of the allocator's function,
-/// or of code in the object itself that looks the function up at the first call.
+/// Returns whether a slot's `value` still comes from the dynamic linker, and leads to the allocator's function. It is
+/// the address of this function, or of code in the object itself that looks the function up at the first call.
 fn holds_allocator_function(
     object: &ElfObject,
     slot: &GotSlot<'_>,

@@ -78,7 +78,8 @@ macro_rules! hooks {
             }
         )*
 
-        /// Returns the hooks of all functions. If the tally is enabled, the hooks count every call.
+        /// Returns one hook for each hooked function of `malloc`. The addresses of the functions' definitions are still
+        /// unknown (0). If the tally is enabled, the hooks count every call.
         pub(crate) fn hooks() -> [Hook; HOOK_COUNT] {
             let is_tallied = tally::is_enabled();
             [$(Hook {
@@ -138,15 +139,16 @@ macro_rules! hook_functions {
     ($kind:ident ($($arg:ident),*) => $($operand:expr),+; $call:expr) => {
         /// Replaces the allocator's function. Only forwards the call if it needs no sample, removal or count. Makes
         /// tail calls and has no frame of its own, because the caller's stack may be misaligned. `TALLIED`: every call
-        /// is counted. `OUTER`: the function calls other patched functions, which count for it.
+        /// is counted in the tally. `OUTER`: the function calls other patched functions. Their hooks take no samples
+        /// during the call, and count for the tally.
         pub(super) unsafe extern "C-unwind" fn hook<const TALLIED: bool, const OUTER: bool>(
             $($arg: word!($arg)),*
         ) -> Returned {
             if !TALLIED && !OUTER && is_usual!($kind $($operand),+) {
                 return $call;
             }
-            // SAFETY: `aligned` passes on the arguments of the hook's caller.
-            unsafe { aligned::<TALLIED, OUTER>($($arg),*) }
+            // SAFETY: `call_cold_aligned` passes on the arguments of the hook's caller.
+            unsafe { call_cold_aligned::<TALLIED, OUTER>($($arg),*) }
         }
 
         /// Aligns the stack, and calls [`hook_cold`] with the arguments.
@@ -155,13 +157,14 @@ macro_rules! hook_functions {
         /// The arguments are those of the hook's caller.
         #[cold]
         #[unsafe(naked)]
-        unsafe extern "C-unwind" fn aligned<const TALLIED: bool, const OUTER: bool>(
+        unsafe extern "C-unwind" fn call_cold_aligned<const TALLIED: bool, const OUTER: bool>(
             $($arg: word!($arg)),*
         ) -> Returned {
             call_aligned!(hook_cold::<TALLIED, OUTER>)
         }
 
-        /// Makes the call on an aligned stack, and counts it for the countdown, the tally and the samples.
+        /// Slow path of the hook: calls the allocator's function, and updates the sample countdown, the tally and the
+        /// samples. Needs an aligned stack.
         ///
         /// # Safety
         /// The arguments are those of the hook's caller.

@@ -25,9 +25,9 @@ pub struct JemallocHooks {
 /// Returns the three hooks of the sampler, in the form that `experimental.hooks.install` of jemalloc takes.
 pub fn jemalloc_hooks() -> JemallocHooks {
     JemallocHooks {
-        allocated,
-        freed,
-        expanded,
+        allocated: allocation_hook,
+        freed: free_hook,
+        expanded: expansion_hook,
         extra: 0,
     }
 }
@@ -46,19 +46,25 @@ mod function {
 
 /// Hook that jemalloc calls after an allocation. Aligns the stack for [`on_allocated`].
 #[unsafe(naked)]
-unsafe extern "C" fn allocated(_: *mut c_void, _: c_int, _: usize, _: usize, _: *const usize) {
+unsafe extern "C" fn allocation_hook(
+    _: *mut c_void,
+    _: c_int,
+    _: usize,
+    _: usize,
+    _: *const usize,
+) {
     call_aligned!(on_allocated)
 }
 
 /// Hook that jemalloc calls before a free. Aligns the stack for [`on_freed`].
 #[unsafe(naked)]
-unsafe extern "C" fn freed(_: *mut c_void, _: c_int, _: usize, _: *const usize) {
+unsafe extern "C" fn free_hook(_: *mut c_void, _: c_int, _: usize, _: *const usize) {
     call_aligned!(on_freed)
 }
 
 /// Hook that jemalloc calls after a change of a block's size in place. Aligns the stack for [`on_expanded`].
 #[unsafe(naked)]
-unsafe extern "C" fn expanded(
+unsafe extern "C" fn expansion_hook(
     _: *mut c_void,
     _: c_int,
     _: usize,
@@ -71,8 +77,8 @@ unsafe extern "C" fn expanded(
     call_aligned!(on_expanded, "mov r9, [rsp + 8]")
 }
 
-/// Counts an allocation, and samples it if the countdown expires. `args` are the arguments of the called function,
-/// among them the requested size.
+/// Counts an allocation, and samples it if the countdown expires. `function` says which function of jemalloc the
+/// program called, and `args` are the arguments of that call, among them the requested size.
 unsafe extern "C" fn on_allocated(
     _: *mut c_void,
     function: c_int,
@@ -101,7 +107,8 @@ unsafe extern "C" fn on_freed(_: *mut c_void, _: c_int, block: usize, _: *const 
     }
 }
 
-/// Handles a block resized in place like a free followed by an allocation. Does nothing if the size is unchanged.
+/// Handles a block that was resized in place like a free followed by an allocation. Does nothing if the size is
+/// unchanged. `before` and `after` are the block's usable sizes, `args` the arguments of the call.
 unsafe extern "C" fn on_expanded(
     _: *mut c_void,
     _: c_int,
@@ -114,7 +121,8 @@ unsafe extern "C" fn on_expanded(
     if before == after {
         return;
     }
-    // SAFETY: hook.h: an array of four words, of which the second is the size in all three functions.
+    // SAFETY: hook.h: an array of four words. The second one is the size in all three functions that resize in place
+    // (realloc, rallocx, xallocx).
     let [_, size] = unsafe { args.cast::<[usize; 2]>().read() };
     if may_be_sample(block) {
         remove_sample(block);
@@ -122,7 +130,7 @@ unsafe extern "C" fn on_expanded(
     sample_if_due(block, size);
 }
 
-/// Counts an allocation, and samples it if the countdown expires.
+/// Counts an allocation of `size` requested bytes, and samples the block if the thread's countdown expires.
 fn sample_if_due(block: usize, size: usize) {
     if !count_down(size) && start_next_countdown(size) {
         record_sample(block, size);

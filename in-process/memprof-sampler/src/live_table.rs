@@ -40,7 +40,8 @@ impl LiveTable {
         self.get_or_map_table(0).is_some()
     }
 
-    /// Claims an empty cell for a sample. `None` if all tables are full, or the kernel has no memory for the next
+    /// Claims an empty cell for a sample at `address`, whose hash is `hash`. Maps the next table if the address's
+    /// buckets in the earlier ones are full. `None` if they are full in all tables, or the kernel has no memory for a
     /// table.
     pub(crate) fn claim_empty_cell(
         &self,
@@ -73,9 +74,9 @@ impl LiveTable {
         }
     }
 
-    /// Claims and drops each sample, after passing it to `drained`, then releases the tables' memory. Calls `wait`
-    /// while another thread has claimed a cell, and returns false as soon as `wait` does. The caller has closed the
-    /// gate, so a hook that claims an empty cell in the meantime leaves it empty.
+    /// Removes all samples, after passing each to `drained`, then releases the tables' memory to the kernel. Calls
+    /// `wait` while another thread has claimed a cell, and returns false as soon as `wait` does. The caller has closed
+    /// the gate, so a hook that claims an empty cell in the meantime leaves it empty.
     pub(crate) fn drain(
         &self,
         mut drained: impl FnMut(&ClaimedCell<'_>),
@@ -157,6 +158,7 @@ fn bucket_indices(count: usize, hash: AddressHash) -> [usize; 2] {
         hash.locality_bits(count.ilog2()),
         hash.mixed_bits(count.ilog2()),
     );
+    // If both hashes select one bucket, the second one is its neighbour.
     [first, if second == first { first ^ 1 } else { second }]
 }
 
@@ -193,6 +195,7 @@ pub(crate) fn find_record_remotely(
         let addresses = offset_of!(Bucket, addresses);
         let way = (0..WAYS).find(|way| word(addresses + 8 * way) == Some(address))?;
         let data = offset_of!(Bucket, samples) + way * size_of::<CellData>();
+        // The record is the lower half of the word (little endian).
         Some(word(data + offset_of!(CellData, record))? as u32)
     })
 }

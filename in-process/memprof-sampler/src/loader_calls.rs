@@ -29,14 +29,14 @@ static ORIGINALS: [AtomicUsize; HOOK_COUNT] = [const { AtomicUsize::new(0) }; HO
 /// Function that [`set_before_loader_call`] stored; 0 if none was stored.
 static BEFORE_CALL: AtomicUsize = AtomicUsize::new(0);
 
-/// Sets a function to call before each call that the program makes to the loader while sampling is on. It may wait for
-/// the loader's lock, because the loader's function waits for that lock anyway.
+/// Sets a function to call before each call that the program makes to the loader while sampling is on. `function` may
+/// wait for the loader's lock, because the loader waits for that lock anyway.
 pub fn set_before_loader_call(function: extern "C" fn()) {
     BEFORE_CALL.store(function as usize, Release);
 }
 
 /// Stores the addresses of the functions in [`NAMES`] that an object defines, except those that an earlier object
-/// defined.
+/// defined. `definition` returns the address of the object's own function with a name.
 pub(crate) fn set_originals(definition: impl Fn(&CStr) -> Option<usize>) {
     for (name, original) in NAMES.iter().zip(&ORIGINALS) {
         let found = definition(name).unwrap_or(0);
@@ -51,6 +51,7 @@ pub(crate) fn hooks() -> [Hook; HOOK_COUNT] {
         let address = HOOKS[index] as *const () as usize;
         Hook {
             name: NAMES[index],
+            // Needed only while sampling is on, like the hooks of functions that allocate.
             role: Role::Allocates,
             address,
             definition: ORIGINALS[index].load(Relaxed),

@@ -6,7 +6,8 @@ use core::ptr;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
-/// Maps zeros. Only touched pages become resident, even after mlockall(2). `None` if the kernel has no memory.
+/// Maps `count` values of `T`, all zeros. Only touched pages become resident, even after mlockall(2). `None` if the
+/// kernel has no memory, or the size overflows.
 ///
 /// `T` must be valid when all its bytes are 0.
 pub(crate) fn map_zeros<T>(count: usize) -> Option<*mut T> {
@@ -65,10 +66,10 @@ pub(crate) unsafe fn release_pages<T>(start: *mut T, count: usize) -> bool {
     unsafe { rustix::mm::madvise(start.cast(), bytes, Advice::LinuxDontNeed) }.is_ok()
 }
 
-/// Returns a mapping of [`map_zeros`], address space included, to the kernel.
+/// Unmaps a mapping of [`map_zeros`]: returns both its memory and its addresses to the kernel.
 ///
 /// # Safety
-/// As for [`zero_and_release`]. The mapping must not be used afterwards.
+/// `start` and `count` are a mapping of [`map_zeros`], which no thread uses during the call or afterwards.
 pub(crate) unsafe fn unmap<T>(start: *mut T, count: usize) {
     // SAFETY: munmap(2) of a mapping of `map_zeros`, which the caller no longer uses. It fails only for other
     // addresses.

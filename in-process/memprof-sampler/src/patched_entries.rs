@@ -1,7 +1,8 @@
 //! Patched entry points of an allocator, for calls that use no GOT slot: calls to an allocator linked statically into
 //! the program or a library, and calls through stored function addresses. Each patched function begins with a jump to a
-//! trampoline. The trampoline jumps to the hook in the function's row of a table, or continues in the function's relocated
-//! prologue if the row has none. Each file with patched functions has its own table, because a jump reaches only 2 GiB.
+//! trampoline. The trampoline jumps to the hook in the function's row of a table, or continues in the function's
+//! relocated prologue if the row has none. Each file with patched functions has its own table, because a jump reaches
+//! only 2 GiB.
 //!
 //! memprof-attach writes the table and the jumps while all threads are stopped. Enabling or disabling a hook then takes
 //! one store per function, as for a slot. The table and the relocated prologues stay mapped until the process ends.
@@ -39,8 +40,8 @@ pub struct PatchedEntries {
 }
 
 impl PatchedEntries {
-    /// Finds the table through one of its patched functions. `None` unless `function` begins with a jump that
-    /// memprof-attach wrote.
+    /// Finds the table through `function`, the address of one of its patched functions. `None` unless `function` begins
+    /// with a jump that memprof-attach wrote, and the jump leads to an intact trampoline and table.
     pub fn find(function: usize) -> Option<Self> {
         Some(Self {
             table: find_table(function)?,
@@ -53,7 +54,8 @@ impl PatchedEntries {
     pub fn iter_beside_malloc() -> impl Iterator<Item = Self> {
         let tables = memprof_entry_tables.iter().filter_map(|word| {
             let table = word.load(Acquire) as *const EntryTable;
-            // SAFETY: memprof-attach stored the address after it wrote the table, which stays for the life of the process.
+            // SAFETY: memprof-attach stored the address after it wrote the table, which stays for the life of the
+            // process.
             let table = unsafe { table.as_ref() }?;
             (table.mark == TABLE_MARK).then_some(Self { table, hooks: None })
         });
@@ -95,7 +97,8 @@ impl PatchedEntries {
         })
     }
 
-    /// Makes the hooks of slots call the relocated prologues, because the functions themselves now jump to hooks.
+    /// Makes the hooks that GOT slots may hold call the relocated prologues. The functions themselves now jump to
+    /// hooks, so calling these would count twice.
     fn set_originals(&self) {
         for entry in self.entries() {
             let mut hooks = self.hooks.iter().flatten();
@@ -140,7 +143,7 @@ impl PatchedEntries {
         }
     }
 
-    /// Returns the rows of the table that are in use.
+    /// Returns the rows of the table that are in use. Empty if the table's count is larger than the table.
     fn entries(&self) -> &[EntryRow] {
         let count = self.table.count as usize;
         self.table.entries.get(..count).unwrap_or_default()

@@ -20,7 +20,8 @@ const MAX_WAITS: u32 = 200;
 pub(crate) struct PatchingGuard;
 
 impl PatchingGuard {
-    /// Waits until no other thread is patching. `None` if one still is after [`MAX_WAITS`] milliseconds.
+    /// Waits until no other thread is patching slots, and returns the guard. Meanwhile, [`Self::try_acquire`] fails in
+    /// other threads. `None` if another thread is still patching after [`MAX_WAITS`] milliseconds.
     pub(crate) fn acquire() -> Option<Self> {
         WAITING.fetch_add(1, Relaxed);
         let mut acquired = Self::acquire_if_free();

@@ -53,8 +53,8 @@ macro_rules! probe {
     };
 }
 
-/// Fires the probe of a sampled allocation, if a tracer listens. The arguments are the block, its size, and the number
-/// of bytes that the sample represents.
+/// Fires the probe of a sampled allocation, if a tracer listens. The probe's arguments are the block's address, its
+/// size, and the number of bytes that the sample represents at the mean sample distance `interval`, in bytes.
 pub(crate) fn fire_alloc(block: usize, size: u64, interval: u64) {
     if ALLOC_SEMAPHORE.load(Relaxed) != 0 {
         let weight = represented_bytes(size, interval);
@@ -77,7 +77,7 @@ pub(crate) fn fire_free(block: usize) {
 }
 
 /// Returns the number of bytes that a sample represents: its size divided by the probability that a block of that size
-/// is sampled. Returns `size` if it or `interval` is 0.
+/// is sampled, with a mean of `interval` bytes between samples. Returns `size` if either argument is 0.
 fn represented_bytes(size: u64, interval: u64) -> u64 {
     if size == 0 || interval == 0 {
         return size;

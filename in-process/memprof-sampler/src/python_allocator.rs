@@ -2,8 +2,8 @@
 //! allocator.
 //!
 //! The interpreter's global lock is not taken: both allocators that a thread may read meanwhile serve the same blocks.
-//! Waiting for that lock, or for a pending call, would end programs that are finalizing. Only the domains of objects are
-//! wrapped; `CPython` itself swaps the third one, `RAW`.
+//! Waiting for that lock, or for a pending call, would end programs that are finalizing. Only the domains of objects
+//! are wrapped; `CPython` itself swaps the third one, `RAW`.
 //!
 //! From 3.12 on the functions take a mutex of the interpreter's for the copy of a structure of five words. A child that
 //! is forked meanwhile waits for it for ever, so the caller keeps forks away.
@@ -83,36 +83,38 @@ impl PythonAllocator {
     /// Converts the addresses of the functions by which the interpreter returns and changes its allocators.
     ///
     /// # Safety
-    /// They are those of one `CPython`, 3.8 to 3.14, which stays loaded.
+    /// The addresses are those of one `CPython`, 3.8 to 3.14, which stays loaded.
     pub unsafe fn new(functions: PythonFunctions) -> Self {
         Self {
             // SAFETY: the caller names the function, whose type pymem.h gives.
             get: unsafe { original_function(functions.get) },
-            // SAFETY: as above.
+            // SAFETY: the caller names the function, whose type pymem.h gives.
             set: unsafe { original_function(functions.set) },
-            // SAFETY: as above; pycore_pymem.h.
+            // SAFETY: the caller names the function, whose type pycore_pymem.h gives.
             name: unsafe { original_function(functions.name) },
-            // SAFETY: as above; pylifecycle.h.
+            // SAFETY: the caller names the function, whose type pylifecycle.h gives.
             is_initialized: unsafe { original_function(functions.is_initialized) },
             code: functions.code,
         }
     }
 
-    /// Installs the hooks, and samples objects from now on. Installs nothing if the hooks are there already. `leaf` is
-    /// the frame that marks the stack of each object. Only one thread at a time may call this or
-    /// [`remove_hooks`](Self::remove_hooks), and no thread may fork meanwhile: from 3.12 on the interpreter's functions
-    /// take a mutex.
+    /// Installs the hooks around pymalloc, unless they are installed already, and samples Python objects from now on.
+    /// `leaf` is the frame that marks the stack of each object. Only one thread at a time may call this or
+    /// [`remove_hooks`](Self::remove_hooks). No thread may fork meanwhile: from 3.12 on the interpreter's functions
+    /// take a mutex, which a child would find locked for ever.
     ///
     /// # Errors
-    /// The reason why nothing is sampled. Hooks that are below another tool's stay.
+    /// The reason why no objects are sampled. If another tool has wrapped memprof's hooks, they stay, but do not
+    /// sample.
     pub fn install_hooks(&self, leaf: usize) -> Result<(), UnwrappedPython> {
         let installed = self.install_around_pymalloc(leaf);
         set_recording(installed.is_ok());
         installed
     }
 
-    /// Installs the hooks around pymalloc, unless they are there already, and sets the leaf frame of objects. Does not
-    /// start to record samples. Fails if the interpreter was ended, or its objects do not come from pymalloc alone.
+    /// Installs the hooks around pymalloc, unless they are installed already, and sets the leaf frame of objects. Does
+    /// not start to record samples. Fails if the interpreter was ended, if its objects do not come from pymalloc alone,
+    /// or if another tool sets an allocator meanwhile.
     fn install_around_pymalloc(&self, leaf: usize) -> Result<(), UnwrappedPython> {
         if self.is_ended() {
             return Err(UnwrappedPython::Ended);
@@ -126,7 +128,8 @@ impl PythonAllocator {
             if !is_same {
                 return Err(UnwrappedPython::OtherHook);
             }
-            // A file may only call itself CPython.
+            // pymalloc is part of the interpreter's code. The functions of a file that only claims to be CPython may be
+            // elsewhere.
             let [start, end] = self.code;
             let is_own = |function: usize| (start..end).contains(&function);
             if !objects.functions.into_iter().all(is_own) {
@@ -142,12 +145,13 @@ impl PythonAllocator {
         is_set.then_some(()).ok_or(UnwrappedPython::OtherHook)
     }
 
-    /// Stops the sampling of objects, and removes the hooks. With `keeps_frees`, those of `realloc` and `free` stay:
-    /// they see which samples are freed.
+    /// Stops the sampling of objects, and removes the hooks. With `keeps_frees`, the hooks of `realloc` and `free`
+    /// stay, to notice when sampled objects are freed.
     ///
-    /// Returns false if another tool has wrapped the hooks since: then all stay, and only pass calls on. Returns true
-    /// with nothing removed if no hook was ever installed, or if the interpreter was ended. Only one thread at a time
-    /// may call it, and no thread may fork meanwhile, as for [`install_hooks`](Self::install_hooks).
+    /// Returns false if another tool has wrapped the hooks since, or sets an allocator meanwhile: then all hooks stay,
+    /// and record nothing new. Returns true with nothing removed if no hook was ever installed, or if the interpreter
+    /// was ended. Only one thread at a time may call this or [`install_hooks`](Self::install_hooks), and no thread may
+    /// fork meanwhile: the interpreter's functions may take a mutex.
     pub fn remove_hooks(&self, keeps_frees: bool) -> bool {
         set_recording(false);
         if originals()[0] == 0 || self.is_ended() {
@@ -169,15 +173,17 @@ impl PythonAllocator {
         self.replace_allocators(current, next) && next.iter().all(is_known)
     }
 
-    /// Stops the sampling of objects. The hooks stay installed, and see which samples are freed.
+    /// Stops the sampling of objects. The hooks stay installed, to notice when sampled objects are freed.
     pub fn stop_recording() {
         set_recording(false);
     }
 
-    /// Fails unless objects come from pymalloc without a hook of any tool. The error names what allocates them.
+    /// Fails unless objects come from pymalloc without a hook of any tool, by the interpreter's name of its allocator.
+    /// The error says which other allocator or hook is in use.
     fn require_pymalloc(&self) -> Result<(), UnwrappedPython> {
         // SAFETY: the function reads structures of the interpreter.
         let name = unsafe { (self.name)() };
+        // CPython has no name for an allocator that is not its own.
         if name.is_null() {
             return Err(UnwrappedPython::OtherHook);
         }
@@ -190,8 +196,9 @@ impl PythonAllocator {
         }
     }
 
-    /// Returns whether the interpreter has ended after an earlier call found it initialized; remembers whether it is.
-    /// An interpreter that was never initialized has not ended: the program may be sampled from its start.
+    /// Returns whether the interpreter has ended after an earlier call of this function found it initialized. Remembers
+    /// whether the interpreter is initialized now. An interpreter that was never initialized has not ended: the program
+    /// may be sampled from its start.
     fn is_ended(&self) -> bool {
         // SAFETY: the function reads a word of the interpreter, at any time.
         let is_initialized = unsafe { (self.is_initialized)() } != 0;
@@ -209,8 +216,9 @@ impl PythonAllocator {
     }
 
     /// Replaces the allocators of the domains for which `next` differs from `before`. Returns false if another tool has
-    /// set one of them meanwhile; then this call's changes are undone. `CPython` cannot compare and set at once: a tool
-    /// that sets its hook within the nanoseconds between the two loses it.
+    /// set one of the allocators meanwhile; then undoes this call's changes. `CPython` has no atomic compare-and-set:
+    /// if a tool sets its hook between this call's comparison and its change, nanoseconds later, the tool's hook is
+    /// lost.
     fn replace_allocators(&self, before: [ObjectAllocator; 2], next: [ObjectAllocator; 2]) -> bool {
         self.set_where_unchanged(before, next);
         let now = self.current_allocators();

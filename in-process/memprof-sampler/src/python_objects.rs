@@ -40,22 +40,22 @@ pub(crate) fn originals() -> [usize; 4] {
     ORIGINALS.each_ref().map(|function| function.load(Relaxed))
 }
 
-/// Stores the addresses of pymalloc's functions, in the order of [`ORIGINALS`]. Returns false if others are stored, or
-/// if one is 0.
+/// Stores the addresses of pymalloc's functions, in the order of [`ORIGINALS`], unless some are stored already. Returns
+/// whether exactly these addresses are stored now. False also if one of them is 0.
 pub(crate) fn store_originals_once(functions: [usize; 4]) -> bool {
     ORIGINALS.iter().zip(functions).all(|(original, function)| {
-        // No hook is installed while one of them is 0.
+        // If this fails halfway, that does no harm: no hook is installed before all are stored.
         let before = original.compare_exchange(0, function, Relaxed, Relaxed);
         function != 0 && before.map_or_else(|before| before == function, |_| true)
     })
 }
 
-/// Sets the frame that [`record_object`] puts in front of each stack.
+/// Sets the frame that is put in front of the stack of each sampled object; 0 for none.
 pub(crate) fn set_object_leaf(leaf: usize) {
     OBJECT_LEAF.store(leaf, Relaxed);
 }
 
-/// Starts the sampling of objects by the hooks if `records` is true, otherwise stops it.
+/// Starts the sampling of objects by the hooks if `records` is true, otherwise stops it. Installs and removes no hooks.
 pub(crate) fn set_recording(records: bool) {
     RECORDS.store(records, Release);
 }
@@ -85,8 +85,8 @@ fn record_object(block: usize, size: usize) {
 
 // The hooks are short and keep no frame: what a sample needs is in functions of its own.
 
-/// Hook of pymalloc's malloc. Counts a request that pymalloc serves itself, and samples it if the countdown expires.
-/// `context` is passed on to pymalloc.
+/// Hook of pymalloc's malloc. Counts a request of up to 512 bytes, which pymalloc serves itself, and samples it if the
+/// countdown expires. Passes `context` on to pymalloc.
 unsafe extern "C" fn malloc(context: usize, size: usize) -> usize {
     if size <= MAX_PYMALLOC && !count_down(size) {
         // SAFETY: the hook's caller passed these arguments.
@@ -98,7 +98,8 @@ unsafe extern "C" fn malloc(context: usize, size: usize) -> usize {
     unsafe { call(context, size) }
 }
 
-/// Calls pymalloc's malloc after the countdown expired, and samples the block if one is due.
+/// Slow path of [`malloc`]: starts the next countdown, calls pymalloc's malloc, and samples the block if
+/// [`start_next_countdown`] says so.
 ///
 /// # Safety
 /// The arguments are those of the hook's caller.
@@ -116,7 +117,8 @@ unsafe extern "C" fn sampled_malloc(context: usize, size: usize) -> usize {
     block
 }
 
-/// Hook of pymalloc's calloc, which counts and samples as [`malloc`] does.
+/// Hook of pymalloc's calloc. Counts a request of up to 512 bytes, which pymalloc serves itself, and samples it if the
+/// countdown expires. Passes `context` on to pymalloc.
 unsafe extern "C" fn calloc(context: usize, count: usize, size: usize) -> usize {
     let bytes = count.saturating_mul(size);
     if bytes <= MAX_PYMALLOC && !count_down(bytes) {
@@ -129,8 +131,8 @@ unsafe extern "C" fn calloc(context: usize, count: usize, size: usize) -> usize 
     unsafe { call(context, count, size) }
 }
 
-/// Calls pymalloc's calloc for `count` elements of `size` bytes after the countdown expired, and samples the block if
-/// one is due.
+/// Slow path of [`calloc`]: starts the next countdown, calls pymalloc's calloc for `count` elements of `size` bytes,
+/// and samples the block if [`start_next_countdown`] says so.
 ///
 /// # Safety
 /// The arguments are those of the hook's caller.
@@ -152,8 +154,8 @@ unsafe extern "C" fn sampled_calloc(context: usize, count: usize, size: usize) -
 /// Hook of pymalloc's realloc. Removes the sample of the old block, and restores it if the call fails. Counts the new
 /// block if it is a small object.
 ///
-/// A shrunk block must not be counted twice: if malloc served the old block, it also serves the smaller one, and the
-/// hooks of malloc have counted it. A changed countdown shows that.
+/// A shrunk block must not be counted twice: if malloc served the old block, malloc also serves the smaller one, and
+/// malloc's hooks have counted it. They have if the countdown changed during the call.
 unsafe extern "C" fn realloc(context: usize, old: usize, size: usize) -> usize {
     // SAFETY: pymem.h gives the type.
     let call = unsafe { pymalloc_function::<Realloc>(2) };
@@ -185,7 +187,8 @@ unsafe extern "C" fn free(context: usize, block: usize) {
     unsafe { call(context, block) }
 }
 
-/// Removes a block's sample, if it has one, and frees the block.
+/// Slow path of [`free`], for a block that is possibly sampled. Removes the block's sample, if there is one, and frees
+/// the block.
 ///
 /// # Safety
 /// The arguments are those of the hook's caller.

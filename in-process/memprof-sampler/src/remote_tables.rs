@@ -22,8 +22,8 @@ pub struct RemoteTables {
 }
 
 impl RemoteTables {
-    /// Reads the interval and the addresses that follow the [`MARK`] at the address `mark`. `word` reads eight bytes of
-    /// the process. `None` if sampling was never on there, or memory is unreadable.
+    /// Reads the interval and the addresses that follow the [`MARK`] at the address `mark` of another process. `word`
+    /// reads eight bytes of that process. `None` if sampling was never on in that process, or its memory is unreadable.
     pub fn read_after_mark(mark: u64, mut word: impl FnMut(u64) -> Option<u64>) -> Option<Self> {
         let mut next = mark.wrapping_add(MARK.len() as u64);
         let mut field = || {
@@ -50,15 +50,15 @@ impl RemoteTables {
         self.interval
     }
 
-    /// Returns the address ranges of the live tables. They contain addresses of sampled blocks, which do not count as
-    /// references to the blocks.
+    /// Returns the address ranges of the live tables. They contain addresses of sampled blocks, which a search for
+    /// leaks must not take for references to the blocks.
     pub fn address_ranges(&self) -> impl Iterator<Item = Range<u64>> {
         table_ranges(self.tables)
     }
 
     /// Returns the stack that allocated the live sample at `block`, leaf first: program counters, then pseudo frames.
-    /// `word` reads eight bytes of the process. `None` if there is no such sample, its record changed during the read,
-    /// or memory is unreadable.
+    /// `word` reads eight bytes of the sampled process. `None` if there is no such sample, its record changed during
+    /// the read, or memory is unreadable.
     pub fn read_stack<'r>(
         &self,
         block: u64,

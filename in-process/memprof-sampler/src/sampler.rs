@@ -88,7 +88,8 @@ pub struct SamplerStats {
     pub table_bytes: u64,
 }
 
-/// Starts sampling: one allocation per `interval` bytes on average. Earlier samples are kept.
+/// Starts sampling in the calling process: one allocation per `interval` bytes on average. Maps the tables at the first
+/// call. Earlier samples are kept.
 ///
 /// # Errors
 /// `NoMemory`: the kernel has no memory for the tables.
@@ -108,10 +109,11 @@ pub fn start(interval: u64) -> Result<(), SamplerError> {
     }
 }
 
-/// Maps the table of the names of interpreted functions, once per process.
+/// Maps the table of the names of interpreted functions, and passes it to `memprof_languages`. Does so once per
+/// process.
 ///
 /// # Errors
-/// `NoMemory`: the kernel has no memory for it.
+/// `NoMemory`: the kernel has no memory for the table.
 pub fn map_name_table() -> Result<(), SamplerError> {
     static MAPPED: AtomicBool = AtomicBool::new(false);
     if MAPPED.load(Relaxed) {
@@ -134,11 +136,11 @@ pub fn interval() -> u64 {
     countdown::interval()
 }
 
-/// Deletes all samples, releases their memory to the kernel, and continues with the same interval. Waits up to a second
-/// for hooks that are inside the tables.
+/// Deletes all samples, releases their memory to the kernel, sets all counts to 0, and continues with the same
+/// interval. Waits up to a second for hooks that are using the tables.
 ///
 /// # Errors
-/// `InUse` if a hook stays inside for a second: sampling continues, and the samples already removed count as freed.
+/// `InUse` if a hook uses the tables for a second: sampling continues, and the samples already removed count as freed.
 /// `NoMemory` if the kernel has no memory for the tables: sampling is stopped.
 pub fn clear() -> Result<(), SamplerError> {
     let interval = countdown::interval();
@@ -169,7 +171,8 @@ pub fn clear() -> Result<(), SamplerError> {
     }
 }
 
-/// Resets the sampler in a forked child: releases claimed cells and workspaces, and draws random numbers of its own.
+/// Resets the sampler in a forked child, which then samples as a process of its own. Releases the cells, workspaces and
+/// locks that threads of the parent held, resets the tally, and draws new random numbers. Keeps the samples.
 pub fn reset_in_child() {
     SAMPLING_PROCESS.adopt_process();
     tally::reset_in_child();
@@ -224,7 +227,7 @@ pub fn counts() -> SamplerStats {
     }
 }
 
-/// Returns whether a block may be sampled, by one load from the filter. False only if the block is not sampled.
+/// Returns whether a block is possibly sampled, by one load from the filter. False only if it is certainly not sampled.
 #[inline(always)]
 pub(crate) fn may_be_sample(block: usize) -> bool {
     FILTER.may_hold(block)
@@ -243,7 +246,7 @@ pub(crate) struct RemovedSample {
 #[inline(never)]
 pub(crate) fn remove_sample(block: usize) -> Option<RemovedSample> {
     // The filter may report a block that is not sampled. Null never is, but empty cells hold 0.
-    if block == 0 || !FILTER.tag_may_hold(block) {
+    if block == 0 || !FILTER.may_hold_by_tag(block) {
         return None;
     }
     let hash = AddressHash::new(block);
@@ -253,7 +256,8 @@ pub(crate) fn remove_sample(block: usize) -> Option<RemovedSample> {
     Some(RemovedSample { sample, record })
 }
 
-/// Counts a sample as freed, in the filter and the stack table. Returns the id of its stack record.
+/// Counts the sample in a claimed cell as freed, in the filter and the stack table. Returns the id of its stack record.
+/// The cell stays claimed.
 fn count_freed(claim: &ClaimedCell<'_>) -> StackRecordId {
     let sample = claim.sample();
     FILTER.subtract(claim.address());
@@ -281,8 +285,11 @@ pub(crate) fn record_sample(block: usize, size: usize) {
     record_sample_with_leaf(block, size, 0);
 }
 
-/// Samples a block with the stack of this call, or counts it as lost. Does nothing for null, while sampling is stopped,
-/// or in a forked child before [`reset_in_child`]. A `leaf` other than 0 precedes the recorded stack.
+/// Samples a block of `size` bytes with the stack of this call. The recorded stack consists of `leaf` (unless it is 0),
+/// the native frames merged with those of interpreters, and the thread's pseudo frames, which hold data such as labels.
+///
+/// Counts the sample as lost if there is no room for it, or no workspace for the stack walk. Does nothing for null,
+/// while sampling is stopped, or in a forked child before [`reset_in_child`].
 #[cold]
 #[inline(never)]
 pub(crate) fn record_sample_with_leaf(block: usize, size: usize, leaf: usize) {
@@ -344,8 +351,9 @@ pub(crate) fn record_sample_with_leaf(block: usize, size: usize, leaf: usize) {
     }
 }
 
-/// Claims a cell for a block's sample. Removes an older sample at the address, because no hook saw that block's free.
-/// `None` if the live table is full, which counts the sample as lost, or if the tables are being cleared.
+/// Claims an empty cell of the live table for a block's sample. First removes an older sample at the same address,
+/// whose free no hook has seen. `None` if the live table is full, which counts the sample as lost, or if the tables are
+/// being cleared.
 fn claim_cell(block: usize) -> Option<ClaimedCell<'static>> {
     if may_be_sample(block) && remove_sample(block).is_some() {
         UNSEEN_FREES.fetch_add(1, Relaxed);
@@ -357,7 +365,7 @@ fn claim_cell(block: usize) -> Option<ClaimedCell<'static>> {
     claim.filter(|_| GATE.may_pass())
 }
 
-/// Fills a claimed cell, counts the block in the filter, and fires the probe.
+/// Stores a sample in a claimed cell, counts the block in the filter, and fires the probe for allocations.
 fn insert_sample(claim: ClaimedCell<'_>, sample: Sample) {
     let block = claim.address();
     // Counted before the cell is filled: another thread may find the sample and remove it from then on.
@@ -366,7 +374,7 @@ fn insert_sample(claim: ClaimedCell<'_>, sample: Sample) {
     probes::fire_alloc(block, sample.size, countdown::interval());
 }
 
-/// Counts a sample that cannot be recorded, for lack of room or of a workspace.
+/// Counts a sample that cannot be recorded, because a table is full or no workspace for the stack walk is free.
 fn count_lost() {
     LOST.fetch_add(1, Relaxed);
 }

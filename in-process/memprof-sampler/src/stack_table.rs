@@ -65,13 +65,13 @@ impl StackTable {
         }
     }
 
-    /// Maps the table's memory. Returns false if the kernel has none.
+    /// Maps the table's memory, unless it is mapped already. Returns false if the kernel has no memory.
     pub(crate) fn map_memory(&self) -> bool {
         map_once(&self.cells, CELL_COUNT) && map_once(&self.words, WORD_COUNT)
     }
 
-    /// Finds or inserts the record of a stack and a size, and adds a user to it. Returns the record's first segment.
-    /// `None` if there is no room, or before [`Self::map_memory`].
+    /// Finds or inserts the record of a stack and a size. Adds a user to the record, a reference that keeps it from
+    /// being evicted. Returns the record's first segment. `None` if there is no room, or before [`Self::map_memory`].
     pub(crate) fn intern(&self, frames: &[usize], size: u64) -> Option<u32> {
         let mapped = self.mapped_table()?;
         let key = StackKey::new(frames, size);
@@ -81,8 +81,9 @@ impl StackTable {
         }
     }
 
-    /// Inserts a record with one user, and returns its first segment. Evicts idle records to make room; `None` if all
-    /// are in use. Two threads that insert the same stack at the same time may create two records.
+    /// Inserts a record with one user (reference), and returns its first segment. Evicts idle records to make room.
+    /// `None` if no record near its cell can be evicted. Two threads that insert the same stack at the same time may
+    /// create two records.
     #[cold]
     #[inline(never)]
     fn insert(&self, mapped: MappedTable<'_>, key: &StackKey<'_>) -> Option<u32> {
@@ -116,14 +117,14 @@ impl StackTable {
         }
     }
 
-    /// Returns a number for the next record's generation; never 0.
+    /// Returns a number for the next record's generation; never 0, which marks an evicted record.
     fn next_generation(&self) -> u32 {
         let last = self.generation.fetch_add(1, Relaxed);
         last.wrapping_add(1).max(1)
     }
 
-    /// Evicts one of the records whose cells are near a hash. Returns false if all of them have live samples, or had
-    /// some at the last peak.
+    /// Evicts one of the records in the [`MAX_PROBES`] cells from a hash on. Returns false if all of these records have
+    /// live samples, or had some when the process had most live bytes.
     #[cold]
     #[inline(never)]
     fn evict_near(&self, mapped: MappedTable<'_>, hash: u64) -> bool {
@@ -133,8 +134,8 @@ impl StackTable {
             .any(|idle| self.evict(mapped.words, &idle))
     }
 
-    /// Evicts a record, adds its totals to the sums of its size class, and frees its segments. Returns false if the
-    /// record has a user again.
+    /// Evicts a record: marks its cell as vacant, adds its totals to the sums of its size class, and frees its
+    /// segments. Returns false, with nothing changed, if the record has a user again, or another thread has evicted it.
     fn evict(&self, words: &[AtomicU64], idle: &IdleRecord<'_>) -> bool {
         let Some(life) = record_life(words, idle.record) else {
             return false;
@@ -183,7 +184,8 @@ impl StackTable {
         is_acquired
     }
 
-    /// Adds to two words of a record, given by their indices. Saves the record's counts at the last peak first.
+    /// Adds numbers to two words of a record, given as pairs of index and number. First saves the counts that the
+    /// record had at the tally's last peak. Does nothing before [`Self::map_memory`].
     fn add_to_words(&self, record: u32, changes: [(usize, u64); 2]) {
         let Some(MappedTable { words, .. }) = self.mapped_table() else {
             return;
@@ -205,7 +207,8 @@ impl StackTable {
         }
     }
 
-    /// Visits all records, and one summary for each size class with evicted records.
+    /// Visits all records, and one summary for each size class with evicted records. Skips records that are evicted
+    /// meanwhile.
     ///
     /// # Safety
     /// No thread clears the table during the visits.
@@ -328,7 +331,7 @@ fn map_once<T>(mapping: &AtomicPtr<T>, count: usize) -> bool {
     true
 }
 
-/// Returns a mapping as a slice. `None` if it is null.
+/// Returns the `count` elements of a mapping as a slice. `None` if the memory is not mapped yet.
 fn mapped_slice<T>(mapping: &AtomicPtr<T>, count: usize) -> Option<&[T]> {
     let start = mapping.load(Acquire);
     // SAFETY: null, or a mapping of `map_once` with `count` atomics, for which zeros are valid; it is never unmapped.
@@ -336,7 +339,8 @@ fn mapped_slice<T>(mapping: &AtomicPtr<T>, count: usize) -> Option<&[T]> {
 }
 
 /// Reads the frames of a record in another process, whose segments start at `words`. `word` reads eight bytes of that
-/// process. `None` unless the frames match the record's hash, because the record may change while it is read.
+/// process. `None` if memory is unreadable, the record has more frames than [`MAX_FRAMES`], or the frames do not match
+/// its hash. They do not match if the process changes the record during the read.
 pub(crate) fn read_remote_frames(
     words: u64,
     record: u32,

@@ -69,7 +69,8 @@ struct ThreadTotals {
     pending: AtomicI64,
 }
 
-/// Starts counting all allocations of this process. Must be called before any slot is patched.
+/// Starts counting all allocations of this process. Must be called before any GOT slot is patched: hooks that are
+/// installed earlier do not count.
 pub fn enable() {
     IS_ENABLED.store(true, Relaxed);
 }
@@ -79,7 +80,7 @@ pub fn tally() -> Option<Tally> {
     (is_enabled() && USABLE_SIZE.load(Relaxed) != 0).then(sum_totals)
 }
 
-/// Adds up the counts of all threads, ended ones included. The peak is not a sum.
+/// Adds up the counts of all threads, ended ones included. The peak is the process's, not a sum over threads.
 fn sum_totals() -> Tally {
     let rows = || THREADS.iter().chain([&SHARED_TOTALS]);
     let sum =
@@ -102,8 +103,9 @@ pub(crate) fn set_usable_size_function(function: Option<usize>) {
     USABLE_SIZE.store(function.unwrap_or(0), Relaxed);
 }
 
-/// Checks glibc's chunk headers against `malloc_usable_size`, and uses them for block sizes if they agree. They are
-/// faster, because `malloc_usable_size` also reads the next block's header, which is seldom in the cache.
+/// Checks glibc's chunk headers against `malloc_usable_size` for a few new blocks, and uses the headers for block sizes
+/// from now on if they agree. The headers are faster, because `malloc_usable_size` also reads the next block's header,
+/// which is seldom in the cache.
 ///
 /// # Safety
 /// `malloc` and `free` are glibc's.
@@ -124,12 +126,13 @@ pub(crate) unsafe fn probe_chunk_headers(
     HAS_HEADERS.store(is_equal, Relaxed);
 }
 
-/// Returns the number of the current peak. The profile of a peak has the blocks that were live when it began.
+/// Returns the number of the current peak, the latest maximum of live bytes. The profile of a peak has the blocks that
+/// were live when the peak began.
 pub(crate) fn peak_number() -> u64 {
     PEAK_NUMBER.load(Relaxed)
 }
 
-/// Resets the sums to 0 in a forked child.
+/// Sets all sums and the peak to 0 in a forked child, which counts only its own allocations.
 pub(crate) fn reset_in_child() {
     for totals in THREADS.iter().chain([&SHARED_TOTALS]) {
         totals.objects.store(0, Relaxed);
@@ -195,7 +198,8 @@ fn count_alloc(size: i64, requested: usize) {
     });
 }
 
-/// Subtracts the usable bytes of a freed block from the live sum.
+/// Subtracts `size`, the usable bytes of a freed block, from the sum of live bytes. Does nothing for 0, the size of
+/// null.
 #[inline(always)]
 pub(crate) fn record_free(size: i64) {
     if size != 0 {
@@ -222,7 +226,8 @@ impl AddMode {
         }
     }
 
-    /// Adds to the pending live bytes, and flushes them once they reach ±[`BATCH_BYTES`].
+    /// Adds `more` (negative for a free) to the pending live bytes, and flushes these to the shared sum once they reach
+    /// ±[`BATCH_BYTES`].
     #[inline(always)]
     fn add_live(self, totals: &ThreadTotals, more: i64) {
         let pending = match self {
@@ -267,7 +272,8 @@ fn with_thread_totals(change: impl FnOnce(&ThreadTotals, AddMode)) {
     }
 }
 
-/// Finds the row of a thread, or claims a free one. `None` if neither is within [`MAX_PROBES`] rows.
+/// Finds the row of the thread with the pointer `thread`, or claims a free one. Searches [`MAX_PROBES`] rows from index
+/// `hash` on. `None` if all of these belong to other threads.
 #[inline(never)]
 fn find_or_claim_totals(hash: usize, thread: usize) -> Option<&'static ThreadTotals> {
     (0..MAX_PROBES).find_map(|probe| {

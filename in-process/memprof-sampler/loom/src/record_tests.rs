@@ -80,7 +80,7 @@ fn record_read_during_eviction_is_one_of_both_or_none() {
         let record = Arc::new(Record::new());
         let other = spawn_with(&record, |record| record.replace(8, 2));
         let read = |_| Some(record.words());
-        if let Some(words) = record.life.read(read) {
+        if let Some(words) = record.life.read_unless_evicted(read) {
             assert!([[7, 7], [8, 8]].contains(&words), "{words:?}");
         }
         assert!(other.join().unwrap());
@@ -97,7 +97,7 @@ fn record_read_while_freed_is_old_one_or_none() {
             record.stack[0].store(8, Relaxed);
             is_evicted
         });
-        if let Some(words) = record.life.read(|_| Some(record.words())) {
+        if let Some(words) = record.life.read_unless_evicted(|_| Some(record.words())) {
             assert_eq!(words, [7, 7]);
         }
         assert!(other.join().unwrap());

@@ -43,7 +43,9 @@ pub(super) fn with_loader_locked(work: &mut dyn FnMut()) -> bool {
     job.is_done
 }
 
-/// Indirect function. Its lookup runs [`run_job_as_resolver`].
+/// Indirect function (IFUNC), exported so that dlsym(3) finds it. When it does, the loader calls this code as the
+/// function's resolver. The code jumps to [`run_job_as_resolver`]. It is in assembly, because the directive `.type` is
+/// the only way to make the symbol an IFUNC.
 ///
 /// # Safety
 /// Only the loader calls it.
@@ -57,9 +59,9 @@ unsafe extern "C" fn memprof_loader_is_locked() -> *const c_void {
     )
 }
 
-/// Resolver of memprof's indirect function (`STT_GNU_IFUNC`), which the loader calls with its lock held: so the job of
-/// [`with_loader_locked`] runs under that lock. Does nothing on a thread that has no job. Returns the address of
-/// [`do_nothing`], because a resolver must return a function.
+/// Runs the job that [`with_loader_locked`] has set on this thread, and marks it as done. The loader calls this
+/// resolver of an indirect function with its own lock held, so the job runs under that lock. Runs nothing on a thread
+/// that has no job. Returns the address of [`do_nothing`], because a resolver must return a function.
 extern "C" fn run_job_as_resolver() -> *const c_void {
     if JOB_THREAD.load(SeqCst) == thread_pointer() {
         let job = PENDING_JOB.swap(ptr::null_mut(), SeqCst);

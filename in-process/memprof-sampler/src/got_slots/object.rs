@@ -63,8 +63,8 @@ pub(super) struct GotSlot<'a> {
 }
 
 impl ElfObject {
-    /// Reads an object's headers. `None` for the loader and the vDSO, and if the segments, the dynamic section, the
-    /// symbols or their names are missing.
+    /// Reads an object's program headers and dynamic section. `None` for the loader and the vDSO, and if the segments,
+    /// the dynamic section, the symbol table or the string table is missing.
     ///
     /// # Safety
     /// `info` comes from `dl_iterate_phdr(3)`, and the object stays loaded while the result is used.
@@ -128,8 +128,8 @@ impl ElfObject {
         unsafe { CStr::from_ptr(self.path) }
     }
 
-    /// Returns the address of the symbol that the object exports under that name, with default visibility. `None` if it
-    /// exports none, or has no table `DT_GNU_HASH`.
+    /// Returns the address of the symbol that the object exports under `name`, with default visibility. `None` if the
+    /// object exports no such symbol, or has no table `DT_GNU_HASH`.
     pub(super) fn definition(&self, name: &CStr) -> Option<usize> {
         const DEFAULT: u8 = 0;
         let mut index = self.hash_chain_start(name)?;
@@ -150,18 +150,20 @@ impl ElfObject {
         }
     }
 
-    /// Iterates over the GOT slots through which the object calls functions.
+    /// Iterates over the object's GOT slots for functions: those of the procedure linkage table (`JUMP_SLOT`), and
+    /// those for calls without it (`GLOB_DAT`). The latter include addresses of variables.
     pub(super) fn call_slots(&self) -> impl Iterator<Item = GotSlot<'_>> {
-        self.relocations_of(&[R_X86_64_JUMP_SLOT, R_X86_64_GLOB_DAT])
+        self.slots_with_types(&[R_X86_64_JUMP_SLOT, R_X86_64_GLOB_DAT])
     }
 
-    /// Iterates over the words of the object's data that the loader filled with the address of a symbol.
+    /// Iterates over the words of the object's data that the loader filled with the address of a symbol (relocations of
+    /// type `64`), such as a table of function pointers.
     pub(super) fn data_words(&self) -> impl Iterator<Item = GotSlot<'_>> {
-        self.relocations_of(&[R_X86_64_64])
+        self.slots_with_types(&[R_X86_64_64])
     }
 
-    /// Iterates over the relocations of the given types, as slots.
-    fn relocations_of(&self, kinds: &'static [u32]) -> impl Iterator<Item = GotSlot<'_>> {
+    /// Iterates over the words that relocations of the given types fill, in both relocation tables.
+    fn slots_with_types(&self, kinds: &'static [u32]) -> impl Iterator<Item = GotSlot<'_>> {
         let tables = self.relocations.iter();
         tables
             .flat_map(|(start, count)| {
@@ -188,7 +190,7 @@ impl ElfObject {
             })
     }
 
-    /// Returns whether the page of a slot is read-only (RELRO).
+    /// Returns whether the page of a slot is one that the loader made read-only after relocation (RELRO).
     pub(super) fn is_protected(&self, slot: usize) -> bool {
         self.relro.contains(&page_start(slot))
     }
@@ -199,14 +201,14 @@ impl ElfObject {
         word.is_multiple_of(align_of::<usize>()) && self.writable.contains(&word)
     }
 
-    /// Returns the name of one of the object's symbols.
+    /// Returns a symbol's name from the object's string table.
     fn symbol_name(&self, symbol: &Elf64_Sym) -> &CStr {
         // SAFETY: gABI: names in the string table end with NUL, and the table stays mapped while the object is loaded.
         unsafe { CStr::from_ptr(self.strings.wrapping_add(symbol.st_name as usize)) }
     }
 
     /// Converts a value of the dynamic section to an address. glibc has already replaced the offsets by addresses in
-    /// most entries, but not in all.
+    /// most entries, but not in all. A value below the object's load address can only be an offset.
     fn absolute_address(&self, value: usize) -> usize {
         if value < self.base {
             self.base.wrapping_add(value)
@@ -246,13 +248,13 @@ impl ElfObject {
         Some((index, table.wrapping_add(buckets + index - first)))
     }
 
-    /// Returns whether it is glibc's libc, which alone exports `gnu_get_libc_version`.
+    /// Returns whether this object is glibc's libc, which alone exports `gnu_get_libc_version`.
     pub(super) fn is_libc(&self) -> bool {
         self.definition(c"gnu_get_libc_version").is_some()
     }
 }
 
-/// Returns the hash of a name as `DT_GNU_HASH` uses it.
+/// Returns the hash of a name as `DT_GNU_HASH` uses it: Bernstein's, which starts with 5381 and multiplies by 33.
 fn gnu_hash(name: &[u8]) -> u32 {
     let step = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add((*byte).into());
     name.iter().fold(5381, step)

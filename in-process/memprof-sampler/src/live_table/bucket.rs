@@ -51,7 +51,7 @@ pub(crate) struct ClaimedCell<'a> {
 }
 
 impl Bucket {
-    /// Claims an empty cell for a sample. `None` if all are in use.
+    /// Claims an empty cell for a sample at an address. `None` if all eight cells are in use or claimed.
     pub(crate) fn claim_empty_cell(&self, address: usize) -> Option<ClaimedCell<'_>> {
         self.claim_cell_holding(0, address)
     }
@@ -62,8 +62,8 @@ impl Bucket {
         self.claim_cell_holding(address, address)
     }
 
-    /// Claims a cell that holds `from`, which is 0 or `address`. Starts with the cell for the address's offset:
-    /// neighbouring blocks share a bucket, and rarely collide if each starts elsewhere. `None` if no cell holds `from`.
+    /// Claims a cell that holds `from`, which is 0 or `address`. Tries first the cell that a hash of `address` selects:
+    /// neighbouring blocks share a bucket, and so rarely compete for one cell. `None` if no cell holds `from`.
     #[inline(always)]
     fn claim_cell_holding(&self, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
         let first = AddressHash::new(address).block_bits(WAYS.ilog2());
@@ -85,8 +85,8 @@ impl Bucket {
         others.find_map(|way| self.claim_way(way, from, address))
     }
 
-    /// Claims the cell `way` if it holds `from`, and stores `address` with the bit [`CLAIMED`]. `None` if it holds
-    /// another value.
+    /// Claims the cell number `way` if it holds `from`, and stores `address` with the bit [`CLAIMED`] in it. `None` if
+    /// the cell holds another value.
     #[inline(always)]
     fn claim_way(&self, way: usize, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
         let (cell, data) = (self.addresses.get(way)?, self.samples.get(way)?);
@@ -102,8 +102,8 @@ impl Bucket {
         })
     }
 
-    /// Claims and drops each sample, after passing it to `drained`. Calls `wait` while another thread has claimed a
-    /// cell, and returns false as soon as `wait` does.
+    /// Removes each sample, after passing its claimed cell to `drained`. Calls `wait` while another thread has claimed
+    /// a cell, and returns false as soon as `wait` does.
     pub(crate) fn drain(
         &self,
         mut drained: impl FnMut(&ClaimedCell<'_>),
@@ -119,6 +119,8 @@ impl Bucket {
                         }
                     }
                     address => {
+                        // The end of the claim's scope empties the cell. If the claim fails, another thread was faster:
+                        // the loop reads the cell again.
                         if let Some(claim) = self.claim_sample_cell(address) {
                             drained(&claim);
                         }
@@ -129,7 +131,7 @@ impl Bucket {
         true
     }
 
-    /// Empties the cells that other threads have claimed.
+    /// Empties the cells that threads have claimed. Only for a forked child, in which those threads do not exist.
     pub(crate) fn clear_claimed_cells(&self) {
         for (cell, _) in self.cells() {
             if cell.load(Relaxed) & CLAIMED != 0 {
@@ -173,6 +175,7 @@ impl ClaimedCell<'_> {
     pub(crate) fn fill(self, sample: Sample) {
         self.data.write(sample);
         self.cell.store(self.address, Release);
+        // Dropping the claim would empty the cell.
         core::mem::forget(self);
     }
 }

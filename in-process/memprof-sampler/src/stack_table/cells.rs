@@ -67,18 +67,20 @@ impl<'a> MappedTable<'a> {
         indices.filter_map(move |index| self.cells.get(index & (CELL_COUNT - 1)))
     }
 
-    /// Returns the use count and generation of a record. `None` beyond the last segment.
+    /// Returns the use count and generation of a record. `None` if `record` is beyond the last segment.
     pub(super) fn life(self, record: u32) -> Option<&'a Life> {
         record_life(self.words, record)
     }
 
-    /// Finds the record of a key, and adds a user to it. `None` if there is none.
+    /// Finds the record of a key, and returns its first segment. Adds a user to the record, a reference that keeps it
+    /// from being evicted. `None` if the table has no such record.
     pub(super) fn find_and_acquire(self, key: &StackKey<'_>) -> Option<u32> {
         for cell in self.cells_near(key.hash) {
             let known = cell.load(Acquire);
             if known == 0 {
                 break;
             }
+            // The upper half of a cell is that of its record's hash.
             if known == VACANT || (known ^ key.hash) >> 32 != 0 {
                 continue;
             }
@@ -106,8 +108,9 @@ impl<'a> MappedTable<'a> {
                 .all(|(word, frame)| word.load(Relaxed) == *frame as u64)
     }
 
-    /// Selects a record to evict: the one with the fewest samples among up to [`MAX_CANDIDATES`] records near a hash.
-    /// Only records that are idle and had no live samples at the last peak are considered; `None` if there are none.
+    /// Selects a record to evict: the one with the fewest samples among the first [`MAX_CANDIDATES`] candidates in the
+    /// cells from a hash on. A candidate has no user now, and had no live sample at the tally's last peak. `None` if
+    /// there are no candidates.
     pub(super) fn select_evictable(self, hash: u64) -> Option<IdleRecord<'a>> {
         let idle = self.cells_near(hash).filter_map(|cell| {
             let record = record_in(cell)?;
@@ -133,14 +136,15 @@ impl<'a> MappedTable<'a> {
         self.cells.iter().filter_map(record_in)
     }
 
-    /// Reads a record without becoming its user. `None` if it is evicted, before or during the read.
+    /// Copies a record without becoming its user; its frames go into `buffer`. `None` if the record is evicted before
+    /// or during the read, or is beyond the last segment.
     pub(super) fn read_record(
         self,
         record: u32,
         buffer: &mut [u64; MAX_FRAMES],
     ) -> Option<StackRecord<'_>> {
         let mut count = 0;
-        let mut copy = self.life(record)?.read(|generation| {
+        let mut copy = self.life(record)?.read_unless_evicted(|generation| {
             let word = |index| Some(word(self.words, record, index)?.load(Relaxed));
             // The shape's lower half.
             count = (word(SHAPE)? as u32) as usize;
@@ -177,7 +181,8 @@ fn record_in(cell: &AtomicU64) -> Option<u32> {
     (known != 0 && known != VACANT).then_some(known as u32)
 }
 
-/// Returns the use count and generation of a record. `None` beyond the last segment.
+/// Returns the use count and generation of a record, which are one of its words. `None` if `record` is beyond the last
+/// segment.
 pub(super) fn record_life(words: &[AtomicU64], record: u32) -> Option<&Life> {
     let word = word(words, record, LIFE)?;
     // SAFETY: `Life` is a transparent wrapper of `AtomicU64`.

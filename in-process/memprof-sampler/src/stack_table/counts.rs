@@ -10,14 +10,16 @@ use super::segments::{
 };
 use crate::tally;
 
-/// Saves the live counts that a record had at the last peak, when the record changes for the first time after it.
+/// Saves the live counts that a record had at the last peak, the latest maximum of live bytes. The caller is about to
+/// change the counts. Does nothing if an earlier change has saved them.
 pub(super) fn save_peak(words: &[AtomicU64], record: u32) {
     let peak = tally::peak_number();
     let word = |index: usize| word(words, record, index);
     let Some(saved_peak) = word(PEAK) else {
         return;
     };
-    // The counts are nearly always saved already, and a load is cheaper than an exchange.
+    // The counts are nearly always saved already, and a load is cheaper than an exchange. Of several threads, only the
+    // one whose exchange is first saves them.
     if saved_peak.load(Relaxed) != peak
         && saved_peak.swap(peak, Relaxed) != peak
         && let (Some(at_peak), Some(peak_bytes)) = (word(PEAK_OBJECTS), word(PEAK_BYTES))
@@ -28,7 +30,7 @@ pub(super) fn save_peak(words: &[AtomicU64], record: u32) {
     }
 }
 
-/// Returns the number of a record's live samples, and their bytes. `None` beyond the last segment.
+/// Returns the number of a record's live samples, and their bytes. `None` if `record` is beyond the last segment.
 pub(super) fn live_counts(words: &[AtomicU64], record: u32) -> Option<[u64; 2]> {
     // The freed counts are loaded first, so that every freed sample is also in the totals.
     let word = |index: usize| word(words, record, index).map(|word| word.load(Acquire));
@@ -40,7 +42,8 @@ pub(super) fn live_counts(words: &[AtomicU64], record: u32) -> Option<[u64; 2]> 
     ])
 }
 
-/// Returns whether an idle record had live samples at the last peak. Profiles with a tally show these.
+/// Returns whether an idle record had live samples at the last peak, the latest maximum of live bytes. Profiles of the
+/// peak show such samples. An idle record that has not changed since the peak was idle then, too.
 pub(super) fn was_live_at_peak(words: &[AtomicU64], record: u32) -> bool {
     let has =
         |index, value| word(words, record, index).is_some_and(|word| word.load(Relaxed) == value);

@@ -33,7 +33,8 @@ impl FreeSegments {
         }
     }
 
-    /// Removes one segment and returns it. `None` if there is none. `next` is as in [`Self::push`].
+    /// Removes one segment and returns it. `None` if there is none. `next` returns the word that holds a segment's
+    /// successor.
     pub(crate) fn pop<'a>(&self, next: impl Fn(u32) -> Option<&'a AtomicU64>) -> Option<u32> {
         let mut head = self.0.load(Acquire);
         loop {

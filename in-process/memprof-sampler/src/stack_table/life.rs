@@ -63,8 +63,8 @@ impl Life {
     pub(crate) fn evict(&self, generation: u32) -> bool {
         let idle = u64::from(generation) << 32;
         let is_evicted = self.0.compare_exchange(idle, 0, AcqRel, Relaxed).is_ok();
-        // Pairs with the fence in `read`: a reader that sees a value written after this fence also sees the end of the
-        // generation.
+        // Pairs with the fence in `read_unless_evicted`: a reader that sees a value written after this fence also sees
+        // the end of the generation.
         fence(Release);
         is_evicted
     }
@@ -76,7 +76,7 @@ impl Life {
 
     /// Calls `read` with the generation, without becoming a user. `None` if the record was evicted before or during the
     /// call.
-    pub(crate) fn read<T>(&self, read: impl FnOnce(u32) -> Option<T>) -> Option<T> {
+    pub(crate) fn read_unless_evicted<T>(&self, read: impl FnOnce(u32) -> Option<T>) -> Option<T> {
         let generation = self.generation();
         if generation == 0 {
             return None;

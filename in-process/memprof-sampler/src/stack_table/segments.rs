@@ -69,7 +69,7 @@ impl FrameCursor {
     }
 
     /// Returns the segment and the index of the next frame's word, and advances. `next` returns the successor of a
-    /// segment. `None` at the end of the chain.
+    /// segment (0: none). `None` at the end of the chain, or if `next` returns no valid segment.
     pub(super) fn advance(
         &mut self,
         next: impl FnOnce(u32) -> Option<u64>,
@@ -88,7 +88,7 @@ pub(super) fn word_offset(segment: u32, index: usize) -> u64 {
     8 * (u64::from(segment) * SEGMENT_WORDS as u64 + index as u64)
 }
 
-/// Returns a word of a segment. `None` beyond the last segment.
+/// Returns the word number `index` of a segment. `None` if `segment` is beyond the last one.
 pub(super) fn word(words: &[AtomicU64], segment: u32, index: usize) -> Option<&AtomicU64> {
     words.get(segment as usize * SEGMENT_WORDS + index)
 }
@@ -111,18 +111,20 @@ impl Segments {
         }
     }
 
-    /// Allocates a chain of segments for `frames` frames. No other thread sees it yet. Returns its first segment.
-    /// `None` if there is no room.
+    /// Allocates a chain of segments for `frames` frames, and returns its first segment. No other thread knows the
+    /// chain yet. `None` if too few segments are free.
     pub(super) fn allocate_chain(&self, words: &[AtomicU64], frames: usize) -> Option<u32> {
         let others = frames.saturating_sub(SEGMENT_WORDS - FIRST_FRAME);
         let mut chain = 0;
+        // One segment more than the other frames need: the first one has less room for frames. The chain grows from its
+        // end.
         for _ in 0..=others.div_ceil(SEGMENT_WORDS - OTHER_FRAME) {
             let Some(segment) = self.allocate_one(words) else {
                 self.free_chain(words, chain);
                 return None;
             };
-            // Pairs with the fence in `Life::read`: a reader that sees a value written after this fence also sees that
-            // the older record's generation has ended.
+            // Pairs with the fence in `Life::read_unless_evicted`: a reader that sees a value written after this fence
+            // also sees that the older record's generation has ended.
             fence(Release);
             word(words, segment, NEXT)?.store(chain.into(), Relaxed);
             chain = segment;
@@ -163,7 +165,7 @@ impl Segments {
         self.used.load(Relaxed).min(SEGMENT_COUNT) * SEGMENT_WORDS * size_of::<u64>()
     }
 
-    /// Frees all segments. The caller has already filled them with zeros.
+    /// Frees all segments. The caller has already filled them with zeros. Segment 0 stays reserved.
     pub(super) fn clear(&self) {
         self.free.0.store(0, Release);
         self.used.store(1, Release);
