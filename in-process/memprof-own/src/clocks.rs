@@ -11,8 +11,8 @@ pub fn coarse_monotonic_time() -> Duration {
     read_clock(libc::CLOCK_MONOTONIC_COARSE)
 }
 
-/// Returns the time of the wall clock at its last tick. Like [`coarse_monotonic_time`], threads of the program may call
-/// this.
+/// Returns the time of the wall clock at its last tick; the kernel advances it every 1 to 10 ms. Threads of the program
+/// may call this, even if they may not execute RDTSC.
 pub fn coarse_wall_time() -> SystemTime {
     UNIX_EPOCH + read_clock(libc::CLOCK_REALTIME_COARSE)
 }

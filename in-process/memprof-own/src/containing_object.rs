@@ -4,8 +4,8 @@
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// Finds the loaded object that contains an address, by dladdr(3). The path in the result is never null. `None` if no
-/// loaded object contains it.
+/// Finds the loaded object that contains an address, by dladdr(3), which may wait for the loader's lock. The path in
+/// the result is never null. `None` if no loaded object contains the address.
 pub fn find_object(address: usize) -> Option<libc::Dl_info> {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: dladdr(3) takes any address, and fills in `info` unless it returns 0.

@@ -28,9 +28,9 @@ pub enum DescriptorTable {
 }
 
 impl DescriptorTable {
-    /// Returns the table of the calling thread. It is memprof's if its standard input is a pipe of
-    /// `occupy_standard_streams`; otherwise it is the program's. A thread inherits the table of the thread that creates
-    /// it.
+    /// Returns the table of the calling thread: one of memprof's if standard input is a pipe that
+    /// `occupy_standard_streams` has put there, otherwise the program's. A thread inherits the table of the thread that
+    /// creates it.
     pub fn current() -> Self {
         if TABLE_COUNT.load(Ordering::Acquire) == 0 {
             return Self::Program;
@@ -52,10 +52,11 @@ impl DescriptorTable {
         }
     }
 
-    /// Occupies the standard streams of a table that has no file and that no thread of the program uses. Each gets the
-    /// read end of a pipe, so that writing to it fails with EBADF, as on a closed descriptor, and reaches no file of
-    /// memprof's. Records the pipe, by which [`Self::current`] recognizes the table. If the user has no room for a pipe
-    /// (pipe(7), `pipe-user-pages-hard`), the streams stay closed, and the table is not recognized.
+    /// Occupies the standard streams of the calling thread's table, which must have no file, and which no thread of the
+    /// program may use. Each stream becomes the read end of a pipe: writing to it fails with EBADF, as on a closed
+    /// descriptor, and reaches no file of memprof's. Records the pipe, by which [`Self::current`] recognizes the table.
+    /// If the user has no room for a pipe (pipe(7), `pipe-user-pages-hard`), the streams stay closed, and the table is
+    /// not recognized.
     pub fn occupy_standard_streams() {
         let mut ends: [RawFd; 2] = [-1; 2];
         // SAFETY: pipe2(2) writes the numbers of two descriptors: 0 and 1, the lowest free ones.
@@ -68,8 +69,8 @@ impl DescriptorTable {
             unsafe { libc::dup2(0, number) };
         }
         if let Ok(stat) = fstat(io::stdin()) {
-            let place = TABLE_COUNT.fetch_add(1, Ordering::AcqRel) % TABLES.len();
-            TABLES[place].store(stat.st_ino, Ordering::Release);
+            let index = TABLE_COUNT.fetch_add(1, Ordering::AcqRel) % TABLES.len();
+            TABLES[index].store(stat.st_ino, Ordering::Release);
         }
     }
 }

@@ -17,7 +17,7 @@ pub unsafe fn find_exported_symbol(
 ) -> Option<NonNull<c_void>> {
     // SAFETY: the caller promises that `object` is an entry of the loader's list.
     let object = unsafe { crate::imports::Object::from_list_entry(object) }?;
-    let definition = object.find_in_any_version(name)?;
+    let definition = object.find_definition_in_any_version(name)?;
     NonNull::new(std::ptr::with_exposed_provenance_mut(definition.address))
 }
 

@@ -50,7 +50,7 @@ impl ForkGuard {
     }
 
     /// Acquires a guard without waiting, in a thread of the program. `None` if a fork is in progress, perhaps in this
-    /// thread, or if this process has not called [`acquire`](Self::acquire), so that it may have no fork handlers.
+    /// thread, or if this process has never called [`acquire`](Self::acquire): it may then lack the fork handlers.
     pub fn try_acquire() -> Option<Self> {
         if PROCESS.load(SeqCst) != std::process::id() {
             return None;
@@ -58,6 +58,7 @@ impl ForkGuard {
         // Counted before the check for forks, so that a fork that begins meanwhile waits for this guard.
         READERS.fetch_add(1, SeqCst);
         let guard = Self(());
+        // If a fork is in progress, the guard is dropped, which ends the count.
         (FORKS.load(SeqCst) == 0).then_some(guard)
     }
 

@@ -60,12 +60,13 @@ impl<T: AsFd + From<OwnedFd>> GuardedFd<T> {
         Self::new_verified(descriptor, |_| true)
     }
 
-    /// Takes over a descriptor as [`new`](Self::new) does, but only if `is_expected` recognizes it. If it does not, the
-    /// program has closed the descriptor and opened a file of its own with that number; this file stays open.
+    /// Like [`new`](Self::new), but takes ownership only if `is_expected` recognizes the descriptor. If it does not,
+    /// the program has closed the descriptor and opened a file of its own with that number; the program's file stays
+    /// open.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new). `EBADF` if `is_expected` returns false, or if the program replaced the file while
-    /// the descriptor was being moved.
+    /// Those of fstat(2) and fcntl(2). `EBADF` if `is_expected` returns false, or if the program replaced the file
+    /// while the descriptor was being moved.
     pub fn new_verified(descriptor: T, is_expected: impl FnOnce(&T) -> bool) -> io::Result<Self> {
         // Not closed before it is recognized: the number may be the program's.
         let descriptor = ManuallyDrop::new(descriptor);
@@ -93,11 +94,11 @@ impl<T: AsFd> GuardedFd<T> {
         })
     }
 
-    /// Returns the descriptor if its device and inode are still those of `new`. Must be called before every use,
-    /// because the program may close the descriptor at any time.
+    /// Returns the descriptor if its device and inode are still those of the file for which `self` was created. Must be
+    /// called before every use, because the program may close the descriptor at any time.
     ///
     /// # Errors
-    /// `EBADF`: the program closed it, and may have opened another file with that number.
+    /// `EBADF`: the program closed the descriptor, and may have opened another file with that number.
     pub fn get(&self) -> Result<&T, Errno> {
         match FdIdentity::from_fd(&*self.descriptor) {
             Ok(current) if current == self.identity => Ok(&self.descriptor),
@@ -214,7 +215,7 @@ impl FdRegistration {
         }
     }
 
-    /// Returns the identity of the file for which the descriptor was registered.
+    /// Returns the device and inode of the file for which the descriptor was registered.
     fn identity(&self) -> FdIdentity {
         let [device, inode] =
             [&self.device, &self.inode].map(|number| number.load(Ordering::Relaxed));

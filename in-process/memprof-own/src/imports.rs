@@ -63,7 +63,7 @@ pub unsafe extern "C" fn bind_imports(caller: usize, header: usize, dynamic: usi
     let loader = unsafe { Object::containing(caller) };
     let Some(debug) = loader
         .filter(|loader| loader.is_named(LOADER))
-        .and_then(|loader| loader.find_in_any_version(c"_r_debug"))
+        .and_then(|loader| loader.find_definition_in_any_version(c"_r_debug"))
     else {
         return;
     };
@@ -91,17 +91,17 @@ fn find_allocator(objects: LinkMap, library: &Object) -> Option<Object> {
         .imports()
         .find(|import| is_string_at(import.name, c"malloc"))?;
     let bound: usize = read_memory(malloc.slot);
-    let defines = |object: &Object| object.find_in_any_version(c"malloc").is_some();
+    let defines = |object: &Object| object.find_definition_in_any_version(c"malloc").is_some();
     let is_bound = |object: &Object| {
         object
-            .find_in_any_version(c"malloc")
+            .find_definition_in_any_version(c"malloc")
             .is_some_and(|definition| definition.address == bound)
     };
     let all = || objects.iter().map(LinkMap::object);
     all().find(is_bound).or_else(|| {
-        // The slot may lead to an entry of the program's PLT, or to what an indirect function chose. An object that
-        // cannot be searched may define it: then none is known, rather than a later one, whose `free` would get its
-        // blocks.
+        // The slot may hold the address of an entry of the program's PLT, or of the function that an indirect function
+        // chose. If an object cannot be searched, `malloc` may be its own. The search ends there, because the `free` of
+        // a later object could not free its blocks.
         all().take_while(Object::has_gnu_hash).find(defines)
     })
 }
@@ -121,7 +121,7 @@ fn function_to_bind(objects: LinkMap, allocator: Option<Object>, import: &Import
     }
     if is_any(import.name, &THREADS) {
         let allocator = allocator?;
-        if allocator.find_in_any_version(CREATE).is_some()
+        if allocator.find_definition_in_any_version(CREATE).is_some()
             && let Some(function) = allocator.find_function_in_any_version(import)
         {
             return Some(function);

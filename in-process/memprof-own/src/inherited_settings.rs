@@ -22,8 +22,8 @@ pub(crate) fn reset_inherited_settings() {
     }
 }
 
-/// Detects the features of the processor, and caches them for threads that may not execute CPUID: Rust's standard
-/// library detects and caches all of them at the first query. Call this while the library is loaded.
+/// Detects the features of the processor, and caches them for threads that may not execute CPUID. Rust's standard
+/// library detects and caches all features at the first query for any. Call this while the library is being loaded.
 #[cfg(target_arch = "x86_64")]
 pub fn detect_processor_features() {
     std::hint::black_box(std::is_x86_feature_detected!("avx2"));
@@ -40,7 +40,7 @@ pub(crate) fn allow_all_keys() {
     #[cfg(target_arch = "x86_64")]
     if key_support::has_keys() {
         // SAFETY: the kernel has enabled protection keys.
-        unsafe { key_support::allow_all() };
+        unsafe { key_support::allow_all_access() };
     }
 }
 
@@ -93,7 +93,7 @@ mod key_support {
     ///
     /// # Safety
     /// The kernel has enabled protection keys.
-    pub(super) unsafe fn allow_all() {
+    pub(super) unsafe fn allow_all_access() {
         // SAFETY: the caller promises that the instruction exists. It needs zeros in ecx and edx.
         unsafe { asm!("wrpkru", in("eax") 0, in("ecx") 0, in("edx") 0, options(nostack)) };
     }

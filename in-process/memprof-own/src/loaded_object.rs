@@ -7,13 +7,13 @@ use std::ptr::{self, NonNull};
 use crate::ForkGuard;
 use crate::containing_object::find_object;
 
-/// Opens the object that the loader knows by this path, or the program if `path` is `None`. `flags` are added to those
-/// of dlopen(3). Loads nothing; waits for a library that is being loaded. The caller must not hold a [`ForkGuard`], and
-/// must close the handle. Returns `None` if no such object is loaded.
+/// Opens a handle of the object that the loader knows by this path, or of the program if `path` is `None`. Passes
+/// `flags` to dlopen(3), besides `RTLD_LAZY` and `RTLD_NOLOAD`. Loads nothing; waits for a library that is being
+/// loaded. The caller must not hold a [`ForkGuard`], and must close the handle. `None` if no such object is loaded.
 ///
 /// The first dlopen(3) of an object that the program started with runs its constructors, if the program has not yet,
 /// and creates the list of its dependencies. A child that is forked before the list is complete would follow its null
-/// pointers, so forks wait for it.
+/// pointers, so forks wait until dlopen(3) returns.
 pub fn open_loaded_object(path: Option<&CStr>, flags: c_int) -> Option<NonNull<c_void>> {
     let path = path.map_or(ptr::null(), CStr::as_ptr);
     let flags = flags | libc::RTLD_LAZY | libc::RTLD_NOLOAD;

@@ -73,13 +73,13 @@ pub(crate) fn find_loader_lock() {
 
 /// Resets [`LOCK`] unless it is the lock that `dl_iterate_phdr(3)` holds while it reads the loader's list of objects.
 pub(crate) fn verify_loader_lock() {
-    // SAFETY: dl_iterate_phdr(3) calls `forget_unless_held` synchronously.
-    unsafe { libc::dl_iterate_phdr(Some(forget_unless_held), ptr::null_mut()) };
+    // SAFETY: dl_iterate_phdr(3) calls `forget_lock_unless_held` synchronously.
+    unsafe { libc::dl_iterate_phdr(Some(forget_lock_unless_held), ptr::null_mut()) };
 }
 
-/// Callback of `dl_iterate_phdr(3)`: resets [`LOCK`] if the calling thread does not hold it. Returns 1 to end the
-/// iteration.
-unsafe extern "C" fn forget_unless_held(
+/// Callback of `dl_iterate_phdr(3)`, which holds the lock of its list during the call. Resets [`LOCK`] if the calling
+/// thread does not hold it: then it is another lock. Returns 1 to end the iteration.
+unsafe extern "C" fn forget_lock_unless_held(
     _: *mut libc::dl_phdr_info,
     _: usize,
     _: *mut c_void,
@@ -90,8 +90,9 @@ unsafe extern "C" fn forget_unless_held(
     1
 }
 
-/// Releases the lock if no thread of this process holds it. `is_alone` means that no other thread of the process can be
-/// about to acquire it.
+/// Releases the loader's lock if it is locked, but no thread of this process holds it, and wakes all threads that wait
+/// for it. Unless `is_alone`, waits up to 100 ms to see whether the lock is in use. `is_alone`: no other thread of the
+/// process can be about to acquire the lock.
 pub(crate) fn release_orphaned_lock(is_alone: bool) {
     let wait = || thread::sleep(POLL_INTERVAL);
     let Some(lock) = loader_lock().filter(|lock| is_orphaned(lock, is_alone, wait, is_live_thread))
@@ -107,9 +108,9 @@ pub(crate) fn release_orphaned_lock(is_alone: bool) {
 }
 
 /// Returns whether the lock is held, but by no thread of the process. An orphaned lock never changes, whereas a thread
-/// soon releases its lock. So the lock is polled, with a call of `wait` before each poll, unless `is_alone`. Only if it
-/// did not change, `is_live_thread` asks the kernel about the owner, because a seccomp filter may end the process for
-/// the question.
+/// soon releases its lock. So the lock is polled, with a call of `wait` before each poll, unless `is_alone` (no other
+/// thread can be about to acquire it). Only if the lock did not change, calls `is_live_thread` with its owner. That
+/// function asks the kernel, for which a seccomp filter may end the process.
 fn is_orphaned(
     lock: &PthreadMutex,
     is_alone: bool,
@@ -158,7 +159,7 @@ fn current_tid() -> u32 {
     owner
 }
 
-/// Returns whether this process has a thread with this id. True if it cannot be determined. Needs a system call,
+/// Returns whether this process has a thread with this id. True if that cannot be determined. Needs a system call,
 /// because the C library does not export its list of threads. Of the calls that take a thread id, seccomp filters allow
 /// tgkill(2) most often, because abort(3) needs it.
 fn is_live_thread(thread: u32) -> bool {
@@ -168,7 +169,8 @@ fn is_live_thread(thread: u32) -> bool {
     sent == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
-/// Returns the words of `_rtld_global`, which the loader exports for the C library. `None` if it cannot be found.
+/// Returns the words of `_rtld_global`, the loader's state, which it exports for the C library. `None` if glibc does
+/// not export that name, or if its size is unknown.
 fn loader_state() -> Option<&'static [AtomicUsize]> {
     let start = libc_symbol(c"_rtld_global")?.as_ptr();
     let mut info = MaybeUninit::uninit();
@@ -196,7 +198,8 @@ fn second_mutex_of_run(words: &[AtomicUsize]) -> Option<usize> {
     runs.next().is_none().then_some(first + WORDS)
 }
 
-/// Returns whether the [`WORDS`] words can be a recursive mutex, free or locked.
+/// Returns whether the [`WORDS`] words can be a recursive mutex, free or locked: its kind and its values are plausible,
+/// and it is in no list. The lock word is 0 (free), 1 (locked) or 2 (locked, with waiting threads).
 fn is_mutex(words: &[AtomicUsize]) -> bool {
     let value = |index: usize| words[index].load(Ordering::Relaxed);
     let halves = |index: usize| (value(index) & 0xffff_ffff, value(index) >> 32);

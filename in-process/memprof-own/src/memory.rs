@@ -18,7 +18,7 @@ const THREAD_LOCAL_BYTES: usize = 1024;
 /// reserve of [`ReservedAllocator`](crate::ReservedAllocator) is in use. Reserves nothing: other threads may use the
 /// memory before the caller does, so `bytes` should include a margin.
 ///
-/// It does not ask the allocator, because jemalloc 5.3 reads through a null pointer if it cannot map memory for a
+/// Does not call the allocator, because jemalloc 5.3 reads through a null pointer if it cannot map memory for a
 /// thread's first sample.
 ///
 /// # Errors
@@ -27,7 +27,9 @@ pub fn require_memory(bytes: usize) -> io::Result<()> {
     require_mappings(bytes, MAPPINGS)
 }
 
-/// Fails as [`require_memory`] does, but for another number of mappings.
+/// Fails unless the kernel can map `bytes` in total and allows `mappings` more mappings, or if the reserve is scarce.
+/// Tries it with one mapping, which is split into pieces and then unmapped. Checks at most one mapping per 4 KiB of
+/// `bytes`.
 pub(crate) fn require_mappings(bytes: usize, mappings: usize) -> io::Result<()> {
     if is_reserve_scarce() {
         return Err(io::Error::from_raw_os_error(libc::ENOMEM));

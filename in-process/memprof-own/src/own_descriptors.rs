@@ -41,14 +41,15 @@ fn libc_serves_malloc() -> bool {
         return *is_of_libc;
     }
     let object_of = |function: *const ()| find_object(function.addr()).map(|info| info.dli_fbase);
+    // No allocator replaces `getauxval`, so its object is the C library.
     let libc = object_of(libc::getauxval as *const ());
     let is_of_libc = libc.is_some() && object_of(libc::malloc as *const ()) == libc;
     *IS_OF_LIBC.get_or_set(is_of_libc)
 }
 
-/// Calls `act` with the program's standard error. In a thread that has left the program's table, it is open only during
-/// the call. Does nothing if it cannot be copied from the main thread's table: the program has closed it, the main
-/// thread has exited, or the kernel refuses.
+/// Calls `act` with the program's standard error. In a thread that has left the program's descriptor table, the stream
+/// is open only during the call. Does not call `act` if the stream cannot be copied from the main thread's table: the
+/// program has closed it, the main thread has exited, or the kernel refuses.
 pub fn with_program_stderr(act: impl FnOnce(BorrowedFd<'_>)) {
     if DescriptorTable::current() == DescriptorTable::Program {
         act(io::stderr().as_fd());

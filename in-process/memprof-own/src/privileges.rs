@@ -34,11 +34,11 @@ pub struct Privileges {
 }
 
 impl Privileges {
-    /// Drops all capabilities of the calling thread except those in [`NEEDED`]. Drops none if they cannot be read, if
-    /// the thread has a seccomp filter, or if the kernel refuses.
+    /// Drops all capabilities of the calling thread except those in [`NEEDED`]. Drops none if the thread's capabilities
+    /// cannot be read, if the thread has a seccomp filter, or if the kernel refuses.
     pub(crate) fn drop_unneeded() -> Self {
         let mut privileges = Self::keep_all();
-        privileges.retain(NEEDED);
+        privileges.drop_all_except(NEEDED);
         privileges
     }
 
@@ -51,8 +51,9 @@ impl Privileges {
         }
     }
 
-    /// Drops capabilities that the program's main thread no longer has. Reads these at most every 100 ms, and does
-    /// nothing on calls in between. Also does nothing if they cannot be read, or if the calling thread has none.
+    /// Drops capabilities that the program's main thread no longer has. Reads the main thread's capabilities at most
+    /// every 100 ms, and does nothing on calls in between. Also does nothing if they cannot be read, or if the calling
+    /// thread has no capabilities.
     pub fn match_main_thread(&mut self) {
         let is_recent = |last_read: Instant| last_read.elapsed() < MIN_READ_INTERVAL;
         if self.upper_bound == 0 || self.last_read.is_some_and(is_recent) {
@@ -60,13 +61,13 @@ impl Privileges {
         }
         self.last_read = Some(Instant::now());
         if let Some(main) = Capabilities::read(c"/proc/self/status") {
-            self.retain(main.permitted);
+            self.drop_all_except(main.permitted);
         }
     }
 
-    /// Drops all capabilities except those in `mask`. Drops none if those of the thread cannot be read, if the thread
-    /// has a seccomp filter, or if the kernel refuses.
-    fn retain(&mut self, mask: u64) {
+    /// Drops all capabilities of the calling thread except those in `mask`. Drops none if the thread's capabilities
+    /// cannot be read, if the thread has a seccomp filter, or if the kernel refuses.
+    fn drop_all_except(&mut self, mask: u64) {
         if self.upper_bound & !mask == 0 {
             return;
         }
@@ -86,7 +87,8 @@ impl Privileges {
     }
 }
 
-/// Returns whether the calling thread has no seccomp(2) filter. False if that is unknown, for example without /proc.
+/// Returns whether the calling thread has no seccomp(2) filter. False if that is unknown, for example because /proc is
+/// not mounted.
 pub(crate) fn is_unfiltered() -> bool {
     Capabilities::read(c"/proc/thread-self/status").is_some_and(|own| !own.is_filtered)
 }

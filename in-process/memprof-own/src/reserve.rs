@@ -102,8 +102,8 @@ unsafe impl GlobalAlloc for ReservedAllocator {
 }
 
 /// Allocates from the reserve after the program's allocator failed. If the reserve is full, a thread of memprof's waits
-/// until one of them has memory. Returns null without waiting in other threads, and for a block of more than
-/// [`MAX_AWAITED_BYTES`].
+/// until the reserve or the program's allocator has memory. Other threads do not wait, and no thread waits for a block
+/// of more than [`MAX_AWAITED_BYTES`]: then returns null.
 ///
 /// # Safety
 /// Those of [`GlobalAlloc::alloc`].
@@ -192,7 +192,7 @@ impl Reserve {
         (self.start().addr()..self.start().addr() + RESERVE_BYTES).contains(&block.addr())
     }
 
-    /// Returns the number of granules, of all words, that blocks occupy.
+    /// Returns the number of granules (64 bytes each) of the whole reserve that blocks occupy.
     fn used_granules(&self) -> usize {
         let used = |word: &AtomicU64| word.load(Ordering::Relaxed).count_ones() as usize;
         self.map.iter().map(used).sum()

@@ -100,7 +100,7 @@ where
     spawn_with(name, Needs::default(), work)
 }
 
-/// Runs `work` on a new thread called `name`, as [`spawn`] does. `needs` says what the thread needs in addition.
+/// Like [`spawn`], runs `work` on a new thread called `name`, but gives the thread the additional resources in `needs`.
 ///
 /// # Errors
 /// Those of [`spawn`].
@@ -118,8 +118,9 @@ where
     })
 }
 
-/// Runs `spec` on a new thread. Allocates nothing if a thread was created before. The C library allocates the thread's
-/// control data. It can do so in a fork handler, because it has already reset its allocator's locks.
+/// Runs `spec` on a new thread. If a thread was created before, allocates nothing, except that the C library allocates
+/// the thread's control data. The C library can do so in a fork handler, because it has already reset its allocator's
+/// locks.
 ///
 /// # Errors
 /// Those of [`spawn`].
@@ -137,9 +138,10 @@ struct ThreadStart<W> {
     work: W,
 }
 
-/// Entry point of a thread that [`spawn_with`] creates. `start` is a box of [`ThreadStart`].
+/// Entry point of a thread that [`spawn_with`] creates. `start` is a box of [`ThreadStart`], which the thread frees.
+/// Returns null when the thread's work is done.
 extern "C" fn run_boxed<W: FnOnce(&mut Privileges)>(start: *mut c_void) -> *mut c_void {
-    // Before the box, which is in the program's heap.
+    // Called before the box is read: the box is in the program's heap, which a protection key may guard.
     allow_all_keys();
     // SAFETY: `spawn_with` passed ownership of the box to this thread.
     let ThreadStart { name, needs, work } =
@@ -148,7 +150,8 @@ extern "C" fn run_boxed<W: FnOnce(&mut Privileges)>(start: *mut c_void) -> *mut 
     ptr::null_mut()
 }
 
-/// Entry point of a thread that [`spawn_static`] creates.
+/// Entry point of a thread that [`spawn_static`] creates. `spec` is a static [`ThreadSpec`]. Returns null when the
+/// thread's work is done.
 extern "C" fn run_static(spec: *mut c_void) -> *mut c_void {
     allow_all_keys();
     // SAFETY: `spawn_static` passes a static `ThreadSpec`.
@@ -182,8 +185,8 @@ fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     if let Some(act) = AT_START.get() {
         act();
     }
-    // Checked again after `spawn_with`: the program may have used the memory meanwhile, and jemalloc 5.3 reads through
-    // a null pointer if it gets none for a thread's cache.
+    // `spawn_with` has checked the memory already, but the program may have used it meanwhile, and jemalloc 5.3 reads
+    // through a null pointer if it gets none for a thread's cache.
     while require_mappings(LEAST_ALLOCATOR_BYTES, 2).is_err() || !allocate_thread_locals() {
         thread::sleep(MEMORY_POLL_INTERVAL);
     }
@@ -233,7 +236,7 @@ unsafe fn create_thread(
         // SAFETY: pthread_create(3): initialized attributes. The caller vouches for `entry` and `argument`.
         let created =
             unsafe { libc::pthread_create(&raw mut id, &raw const attributes.0, entry, argument) };
-        to_result(created)
+        pthread_result(created)
     };
     created.map(|()| Thread {
         id,
@@ -295,7 +298,7 @@ impl Attributes {
     fn new() -> io::Result<Self> {
         let mut attributes = MaybeUninit::uninit();
         // SAFETY: pthread_attr_init(3) writes the attributes.
-        to_result(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
+        pthread_result(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
         // SAFETY: pthread_attr_init(3) succeeded.
         Ok(Self(unsafe { attributes.assume_init() }))
     }
@@ -303,7 +306,7 @@ impl Attributes {
     /// Sets the size of the stack, in bytes. Fails if it is below the C library's minimum.
     fn set_stack_size(&mut self, bytes: usize) -> io::Result<()> {
         // SAFETY: pthread_attr_setstacksize(3): attributes that `new` initialized.
-        to_result(unsafe { libc::pthread_attr_setstacksize(&raw mut self.0, bytes) })
+        pthread_result(unsafe { libc::pthread_attr_setstacksize(&raw mut self.0, bytes) })
     }
 }
 
@@ -329,7 +332,7 @@ impl BlockedSignals {
         unsafe { libc::sigfillset(all.as_mut_ptr()) };
         let mut before = MaybeUninit::uninit();
         // SAFETY: pthread_sigmask(3) reads the first set and writes the other.
-        to_result(unsafe {
+        pthread_result(unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr())
         })?;
         // SAFETY: pthread_sigmask(3) succeeded.
@@ -348,7 +351,7 @@ impl Drop for BlockedSignals {
 }
 
 /// Converts the result of a pthread function: 0, or an error number.
-fn to_result(error: c_int) -> io::Result<()> {
+fn pthread_result(error: c_int) -> io::Result<()> {
     match error {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),

@@ -27,6 +27,7 @@ impl LinkMap {
             }
             let version: i32 = read_memory(debug);
             debug = match version {
+                // Older loaders have no list of namespaces.
                 ..2 => 0,
                 _ => read_memory(debug + NEXT_NAMESPACE_OFFSET),
             };

@@ -34,7 +34,8 @@ const PAGE_BYTES: usize = 4096;
 const HEADER_SCAN_LIMIT: usize = 4 << 20;
 
 /// Reads a value from an object's tables or from the loader's list. The address is not checked: it must come from an
-/// `Object` or a `LinkMap`.
+/// `Object` or a `LinkMap`. The read is volatile, so that the compiler does not turn a loop of reads into a call of
+/// strlen or memcmp, which the library cannot call yet.
 pub(super) fn read_memory<T: Copy>(address: usize) -> T {
     // SAFETY: the creator of the `Object` or `LinkMap` promised that it is loaded. The linker and the loader wrote its
     // tables, which contain only addresses within the object.
@@ -43,11 +44,11 @@ pub(super) fn read_memory<T: Copy>(address: usize) -> T {
 
 /// Returns whether the NUL-terminated string at `address` equals `text`.
 pub(super) fn is_string_at(address: usize, text: &CStr) -> bool {
-    equal_strings(address, text.as_ptr().addr())
+    are_strings_equal(address, text.as_ptr().addr())
 }
 
 /// Returns whether two NUL-terminated strings, given by their addresses, are equal.
-fn equal_strings(mut one: usize, mut other: usize) -> bool {
+fn are_strings_equal(mut one: usize, mut other: usize) -> bool {
     loop {
         let byte: u8 = read_memory(one);
         if byte != read_memory::<u8>(other) {
@@ -61,7 +62,8 @@ fn equal_strings(mut one: usize, mut other: usize) -> bool {
     }
 }
 
-/// Returns the hash of the NUL-terminated string at the address `name`, as `DT_GNU_HASH` uses it.
+/// Returns the hash of the NUL-terminated string at the address `name`, as `DT_GNU_HASH` uses it: Bernstein's, which
+/// starts with 5381 and multiplies by 33.
 fn gnu_hash(mut name: usize) -> u32 {
     let mut hash = 5381_u32;
     loop {
@@ -101,8 +103,8 @@ pub(crate) struct Definition {
 }
 
 impl Definition {
-    /// Returns the address of the function. Calls the resolver of an indirect function (IFUNC) for it. `None` for a
-    /// variable.
+    /// Returns the address of the function. If it is an indirect function (IFUNC), calls its resolver, which returns
+    /// the address. `None` if the symbol is not a function.
     fn resolve_function(self) -> Option<usize> {
         match self.kind {
             STT_FUNC => Some(self.address),
@@ -176,7 +178,7 @@ impl Object {
     pub(super) fn has_soname_at(&self, soname: usize) -> bool {
         self.dynamic_value(DT_SONAME)
             .and_then(|offset| self.string_address(offset))
-            .is_some_and(|name| equal_strings(name, soname))
+            .is_some_and(|name| are_strings_equal(name, soname))
     }
 
     /// Iterates over the references of this object to functions and variables of other objects. Omits symbols without a
@@ -212,27 +214,31 @@ impl Object {
         })
     }
 
-    /// Returns the address of the function that `import` names, in its version. Calls the resolver of an indirect
-    /// function (IFUNC). `None` if this object does not define the name, or defines it as a variable.
+    /// Returns the address of the function that `import` names, in the version that `import` names. Calls the resolver
+    /// of an indirect function (IFUNC). `None` if this object does not define that version of the name, or defines it
+    /// as a variable.
     pub(super) fn find_function(&self, import: &Import) -> Option<usize> {
         let version = self.defined_version_index(import.version.name)?;
         self.find_definition(import.name, Some(version))?
             .resolve_function()
     }
 
-    /// Returns the address of the function that `import` names, in its version, or else in any version, for an object
-    /// that has none. `None` if this object does not define the name, or defines it as a variable.
+    /// Returns the address of the function that `import` names: in the version that `import` names, or else in any
+    /// version, because the object may have no versions. Calls the resolver of an indirect function (IFUNC). `None` if
+    /// this object does not define the name, or defines it as a variable.
     pub(super) fn find_function_in_any_version(&self, import: &Import) -> Option<usize> {
         self.find_function(import)
             .or_else(|| self.find_definition(import.name, None)?.resolve_function())
     }
 
-    /// Returns the definition of `name`, in any version. `None` if there is none.
-    pub(crate) fn find_in_any_version(&self, name: &CStr) -> Option<Definition> {
+    /// Returns this object's definition of `name`, in any version. `None` if the object does not define the name, or
+    /// has no table `DT_GNU_HASH`.
+    pub(crate) fn find_definition_in_any_version(&self, name: &CStr) -> Option<Definition> {
         self.find_definition(name.as_ptr().addr(), None)
     }
 
-    /// Returns whether definitions can be looked up: an object linked with `--hash-style=sysv` has another table.
+    /// Returns whether the object has the table `DT_GNU_HASH`, in which definitions are looked up. An object linked
+    /// with `--hash-style=sysv` has only another one.
     pub(super) fn has_gnu_hash(&self) -> bool {
         self.dynamic_address(DT_GNU_HASH).is_some()
     }
@@ -260,7 +266,7 @@ impl Object {
             let symbol = self.symbol(index)?;
             if chained | 1 == hash | 1
                 && symbol.st_shndx != 0
-                && equal_strings(self.string_address(symbol.st_name as usize)?, name)
+                && are_strings_equal(self.string_address(symbol.st_name as usize)?, name)
                 && version.is_none_or(|version| self.version_index(index) == Some(version))
             {
                 return Some(Definition {
@@ -325,7 +331,7 @@ impl Object {
             // Offsets in `Elf64_Verdef`: `vd_ndx` 4, `vd_aux` 12, `vd_next` 16. `vda_name` is at the start of
             // `Elf64_Verdaux`.
             let own_name = version + read_memory::<u32>(version + 12) as usize;
-            if equal_strings(
+            if are_strings_equal(
                 self.string_address(read_memory::<u32>(own_name) as usize)?,
                 name,
             ) {
@@ -388,7 +394,10 @@ mod tests {
             let base_version = libc.defined_version_index(c"GLIBC_2.2.5".as_ptr().addr());
             let find = |version| libc.find_definition(name.as_ptr().addr(), version);
             assert_eq!(find(base_version).unwrap().address, function);
-            assert_eq!(libc.find_in_any_version(name).unwrap().address, function);
+            assert_eq!(
+                libc.find_definition_in_any_version(name).unwrap().address,
+                function
+            );
             let other_version = libc.defined_version_index(c"GLIBC_2.3".as_ptr().addr());
             assert!(other_version.is_some() && find(other_version).is_none());
         };
@@ -396,7 +405,10 @@ mod tests {
         check(c"mkdir", libc::mkdir as *const () as usize);
         // SAFETY: getpid is code of libc, which is never unloaded.
         let libc = unsafe { Object::containing(libc::getpid as *const () as usize) }.unwrap();
-        assert!(libc.find_in_any_version(c"memprof_plugin_entry").is_none());
+        assert!(
+            libc.find_definition_in_any_version(c"memprof_plugin_entry")
+                .is_none()
+        );
         assert_eq!(libc.defined_version_index(c"GLIBC_1".as_ptr().addr()), None);
     }
 
@@ -406,6 +418,6 @@ mod tests {
         // SAFETY: `__tls_get_addr` is code of the loader, which is never unloaded.
         let loader = unsafe { Object::containing(loader.addr().get()) }.unwrap();
         assert!(loader.is_named(c"ld-linux-x86-64.so.2"));
-        assert!(loader.find_in_any_version(c"_r_debug").is_some());
+        assert!(loader.find_definition_in_any_version(c"_r_debug").is_some());
     }
 }

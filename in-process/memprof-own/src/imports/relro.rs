@@ -17,8 +17,9 @@ pub(super) struct WritableRelro {
 }
 
 impl WritableRelro {
-    /// Finds the pages of the library with its ELF header at `header`. The library's virtual addresses must start at 0,
-    /// because they are added to the header's address.
+    /// Finds the pages that the loader made read-only after relocation (RELRO), in the library with its ELF header at
+    /// `header`; none if the library has no such segment. The library's virtual addresses must start at 0, because they
+    /// are added to the header's address.
     pub(super) fn for_library(header: usize) -> Self {
         let relro = program_headers(header).find(|segment| segment.p_type == libc::PT_GNU_RELRO);
         let pages = relro.map_or(0..0, |segment| {
@@ -33,7 +34,8 @@ impl WritableRelro {
         }
     }
 
-    /// Writes a word unless it already has that value. Does nothing if the word's page cannot be made writable.
+    /// Writes a word unless it already has that value. First makes the RELRO pages writable if the word is in them.
+    /// Does nothing if the kernel refuses that.
     ///
     /// # Safety
     /// The word belongs to the object, and no other thread uses it.
