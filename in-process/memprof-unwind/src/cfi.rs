@@ -27,7 +27,7 @@ const ADDRESS_SIZE: u8 = 8;
 
 /// Returns the rule at `address`. Searches the sorted table of `.eh_frame_hdr`, and reads the `.eh_frame` section,
 /// which `section_at` returns for its address. Never fails: returns [`Rule::Unsupported`] if the information cannot be
-/// read, [`Rule::Undescribed`] if the address has none, and [`Rule::Complex`] if it fits no other rule.
+/// read, [`Rule::Undescribed`] if the address has none, and [`Rule::Complex`] if no other rule can express it.
 pub fn rule_at<'a>(
     hdr: Section<'a>,
     section_at: impl FnOnce(u64) -> Option<Section<'a>>,
@@ -44,9 +44,10 @@ pub fn rule_at<'a>(
     }
 }
 
-/// Returns the registers of the caller of a frame at `address`, with full support for DWARF expressions. `None` if the
-/// information cannot be read, or needs an unknown register or unreadable memory. If there is no return address, the
-/// frame is the outermost one, and its caller's program counter is 0.
+/// Returns the registers of the caller of a frame at `address`, with full support for DWARF expressions. `hdr` is the
+/// section `.eh_frame_hdr`, and `section_at` returns the section `.eh_frame` for its address. `None` if the information
+/// cannot be read, or needs an unknown register or unreadable memory. If there is no return address, the frame is the
+/// outermost one, and its caller's program counter is 0.
 pub(crate) fn caller_at<'a>(
     hdr: Section<'a>,
     section_at: impl FnOnce(u64) -> Option<Section<'a>>,
@@ -75,9 +76,10 @@ pub(crate) enum CodeUnwinding<T> {
     Signal,
 }
 
-/// Finds the row of the unwinding table at `address`, passes it to `use_row`, and returns the result. Code without
-/// information and the kernel's return from a signal have no row: then `use_row` is not called. `None` if the
-/// information cannot be read.
+/// Finds the row of the unwinding table at `address`, passes it to `use_row`, and returns the result. `hdr` is the
+/// section `.eh_frame_hdr`, and `section_at` returns the section `.eh_frame` for its address. Code without information
+/// and the kernel's return from a signal have no row: then `use_row` is not called. `None` if the information cannot be
+/// read.
 fn read_row<'a, T>(
     hdr: Section<'a>,
     section_at: impl FnOnce(u64) -> Option<Section<'a>>,
@@ -144,7 +146,8 @@ impl CfiRow {
         }
     }
 
-    /// Runs instructions until the row covers `address`. `None` if an instruction is invalid or unsupported.
+    /// Runs instructions until the row covers `address`: up to the first one that advances beyond it. `code_alignment`
+    /// is the unit of advances, in bytes. `None` if an instruction is invalid or unsupported.
     fn run_to(
         &mut self,
         mut instructions: CallFrameInstructionIter<'_, Bytes<'_>>,
@@ -171,8 +174,9 @@ impl CfiRow {
         Some(())
     }
 
-    /// Applies one instruction to the row. `None` if it is unsupported, invalid in this state, or one state too many is
-    /// remembered.
+    /// Applies one instruction, other than an advance, to the row. `None` if the instruction is unsupported, has too
+    /// large an offset, does not suit the present CFA rule, restores a state that was not remembered, or remembers more
+    /// than [`MAX_REMEMBERED_STATES`].
     fn apply_instruction(&mut self, instruction: CallFrameInstruction<usize>) -> Option<()> {
         use CallFrameInstruction as I;
         let RegisterRules { cfa, .. } = &mut self.state;

@@ -11,11 +11,12 @@ pub(crate) struct WalkedStack<'a> {
 /// Maximum number of the saved walker's own frames, which it reports below its caller.
 const MAX_FRAMES_BELOW: usize = 8;
 
-/// Compares memprof's walk with the saved walker's. If one of them is truncated, compares the frames before its end.
+/// Compares memprof's walk with that of the allocator's own walker, the saved one. If one of the walks is truncated,
+/// compares the frames before its end.
 ///
-/// Returns `None` if they differ, also if memprof's first frame is not among the saved walker's first
-/// [`MAX_FRAMES_BELOW`]. Otherwise returns the innermost frame of the saved walker if that is below memprof's first
-/// frame, and 0 if it is the same.
+/// `None` if the walks differ, if memprof's is empty, or if its first frame is not among the first [`MAX_FRAMES_BELOW`]
+/// of the saved walker. Otherwise returns the saved walker's innermost frame, which may be a frame of that walker
+/// itself. Returns 0 if this frame is memprof's first one, too.
 pub(crate) fn leaf_if_equal(own: &WalkedStack<'_>, saved: &WalkedStack<'_>) -> Option<usize> {
     let first = own.frames.first()?;
     let mut near = saved.frames.iter().take(MAX_FRAMES_BELOW);
@@ -30,8 +31,8 @@ pub(crate) fn leaf_if_equal(own: &WalkedStack<'_>, saved: &WalkedStack<'_>) -> O
     is_equal.then(|| leaf.copied().unwrap_or(0))
 }
 
-/// Returns whether two frames belong to the same code. For a function that a signal interrupted, the saved walker
-/// reports the address of the interruption, and memprof's walker the address after it.
+/// Returns whether two frames of different walkers belong to the same code. For a function that a signal interrupted,
+/// the saved walker reports the address of the interruption, and memprof's walker that address plus 1.
 fn is_same_frame(own: usize, saved: usize) -> bool {
     own == saved || own == saved.wrapping_add(1)
 }

@@ -50,12 +50,11 @@ impl ComplexFrames {
         self.start = saved.map(|saved| (start, saved));
     }
 
-    /// Returns the registers of the caller of frame number `depth`, as
-    /// [`RuleSource::caller_by_complex_rule`](crate::RuleSource::caller_by_complex_rule) does. `find` is the loader's
-    /// `_dl_find_object`.
+    /// Returns the registers of the caller of `callee`, frame number `depth` from the innermost one, 0. `into_call` is
+    /// 1 if the frame called another one, and 0 if a signal interrupted it. `find` is the loader's `_dl_find_object`.
     ///
-    /// First uses only the registers in `callee`. If they do not suffice, walks with all registers from the start of
-    /// the stack to this frame. `None` if that fails too, or if the two walks disagree about the frame.
+    /// First uses only the registers in `callee`. If they do not suffice, walks with all registers from the innermost
+    /// frame to this one. `None` if that fails too, or if the two walks disagree about the frame.
     #[cold]
     #[inline(never)]
     pub(crate) fn caller_registers(
@@ -114,8 +113,10 @@ impl ComplexFrames {
     }
 }
 
-/// Returns the registers of the caller of a frame at `address`, and whether a signal interrupted that caller. The walk
-/// runs on `stack`. Fails as [`loaded_caller_at`] does.
+/// Returns the registers of the caller of a frame at `address`, and whether a signal interrupted that caller. Reads the
+/// call frame information on `stack`, because that needs more stack than a thread may have. The error is the rule of
+/// code without such information, or [`Rule::Unsupported`] if the information is unreadable or needs an unknown
+/// register.
 fn unwind_step<M: StackReader>(
     find: FindObject,
     address: usize,
@@ -134,8 +135,8 @@ fn unwind_step<M: StackReader>(
     step.caller
 }
 
-/// Runs the [`UnwindStep`] at an address. Returns 0 for the bits of a rule that [`SpareStack::call`] expects; the
-/// result is in the step.
+/// Runs the [`UnwindStep`] at the address `step`, and stores the result in it. Returns 0: [`SpareStack::call`] expects
+/// the bits of a rule, which `unwind_step` ignores.
 extern "C" fn run_step<M: StackReader>(step: usize) -> u32 {
     // SAFETY: `unwind_step` passes the address of its variable, and does not use the variable during the call.
     let step = unsafe { &mut *(step as *mut UnwindStep<'_, M>) };

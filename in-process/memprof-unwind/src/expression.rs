@@ -36,8 +36,9 @@ impl ValueStack {
     }
 }
 
-/// Returns the value of an expression. `initial`, if given, is on its stack at the start. `None` if it needs an unknown
-/// register or unreadable memory, or is invalid or too long.
+/// Returns the value of an expression: the top of the stack after its last operation. Pushes `initial` first, if given.
+/// `None` if the expression is invalid, has an unsupported operation, needs an unknown register or unreadable memory,
+/// or exceeds a limit ([`MAX_DEPTH`] or [`MAX_OPERATIONS`]).
 pub(crate) fn evaluate_expression(
     bytes: &[u8],
     initial: Option<usize>,
@@ -73,7 +74,8 @@ pub(crate) fn evaluate_expression(
     None
 }
 
-/// Runs one operation other than a jump. `None` under the conditions of [`evaluate_expression`].
+/// Runs one operation other than a jump, and takes its operands from `rest`. `None` if the operation is invalid or
+/// unsupported, needs an unknown register or unreadable memory, or if the stack of values is full or too short.
 fn run_operation(
     operation: gimli::DwOp,
     rest: &mut EndianSlice<'_, NativeEndian>,
@@ -113,7 +115,9 @@ fn run_operation(
             let offset = rest.read_sleb128().ok()? as usize;
             registers.get(register)?.wrapping_add(offset)
         }
+        // DW_OP_lit0 to DW_OP_lit31.
         gimli::DwOp(code @ 0x30..=0x4f) => usize::from(code - op::DW_OP_lit0.0),
+        // DW_OP_breg0 to DW_OP_breg31.
         gimli::DwOp(code @ 0x70..=0x8f) => {
             let register = Register((code - op::DW_OP_breg0.0).into());
             let offset = rest.read_sleb128().ok()? as usize;

@@ -68,8 +68,9 @@ impl BacktraceHook {
         }
     }
 
-    /// Returns the function to pass to the allocator after [`Self::arm`].
+    /// Returns the function to pass to the allocator after [`Self::arm`]. `self` must be an element of [`HOOKS`].
     pub fn entry_function(&'static self) -> Walker {
+        // The position of this hook in `HOOKS`.
         let index = (&raw const *self as usize - &raw const HOOKS as usize) / size_of::<Self>();
         ENTRIES[index]
     }
@@ -119,7 +120,8 @@ pub fn walked_every_stack() -> bool {
         })
 }
 
-/// Walks the caller's stack. If that fails, jumps to the saved walker with the original arguments.
+/// Function that the allocator calls for the stack of a sample. Walks the caller's stack. If that fails, jumps to the
+/// saved walker, the allocator's own, with the original arguments.
 ///
 /// # Safety
 /// The contract of [`Walker`]. The caller is the allocator for which hook number `INDEX` is armed.
@@ -161,9 +163,10 @@ unsafe extern "C" fn entry<const INDEX: usize>(_: *mut *mut c_void, _: *mut u32,
     )
 }
 
-/// Takes one sample. `called` points to the return address of the hook's caller, and `bp` is that caller's frame
-/// pointer. Returns false if the saved walker must take the sample: memprof's walker failed, disagreed with the saved
-/// one, or was given up.
+/// Walks the stack of one sample, for hook number `index`. Writes up to `capacity` frames to `frames`, and their number
+/// to `count`. `called` points to the return address of the hook's caller, and `bp` is that caller's frame pointer.
+/// Returns false if the saved walker (the allocator's own) must walk the stack: memprof's walker failed, disagreed with
+/// the saved one, or was given up.
 ///
 /// # Safety
 /// Called only by [`entry`], with the arguments of the allocator.
@@ -213,8 +216,9 @@ unsafe extern "C" fn take_sample(
 }
 
 impl BacktraceHook {
-    /// Walks the stack into `buffer`, after `leaf` unless that is 0. Returns the number of frames. `None` if no
-    /// workspace is free or the stack has an unsupported frame; the saved walker must then walk it.
+    /// Walks the stack into `buffer`, which begins with `leaf` unless that is 0. Returns the number of frames. `None`
+    /// if no workspace is free or the stack has an unsupported frame; then counts a fallback, and the saved walker must
+    /// walk the stack.
     #[inline(always)]
     fn walk_into_buffer(
         &self,
@@ -252,8 +256,8 @@ impl BacktraceHook {
     }
 
     /// Runs both walkers, and returns whether they agree. Counts the result. Returns false without comparing if
-    /// memprof's walker fails. Leaves the saved walker's stack in `frames`. Gives up memprof's walker if it agrees too
-    /// rarely.
+    /// memprof's walker fails. Leaves the saved walker's stack in `frames`. After the initial comparisons, gives up
+    /// memprof's walker if fewer than 99 % of the compared stacks agree.
     ///
     /// # Safety
     /// The arguments are those that the allocator passed to [`entry`].

@@ -93,7 +93,8 @@ pub struct LabelSetCounts {
     pub bytes: usize,
 }
 
-/// Returns the usage of the table of label sets so far.
+/// Returns the number of label sets found so far, the number of samples without a set of their own, and the table's
+/// size.
 pub fn label_set_counts() -> LabelSetCounts {
     SETS.stats()
 }
@@ -103,7 +104,8 @@ pub fn for_each_label_set(visit: impl FnMut(u32, LabelIter<'_>)) {
     SETS.for_each(visit);
 }
 
-/// Returns a pseudo frame with the calling thread's labels. `None` if it has none, or labels are off.
+/// Returns a pseudo frame (a value that is no code address) with the calling thread's labels. `None` if the thread has
+/// no labels, or they are off.
 #[inline(always)]
 pub(crate) fn label_frame() -> Option<usize> {
     match CONFIG.is_on.load(Acquire) {
@@ -112,8 +114,9 @@ pub(crate) fn label_frame() -> Option<usize> {
     }
 }
 
-/// Returns the pseudo frame for the calling thread's labels, which it reads and interns: the thread's name, if that is
-/// recorded, and the labels in each recorded thread context. `None` if there are none.
+/// Reads and interns the calling thread's labels, and returns their pseudo frame, which holds the id of the set. The
+/// labels are the thread's name, if that is recorded, and those in each recorded thread context. `None` if there are no
+/// labels.
 #[cold]
 #[inline(never)]
 fn label_frame_of_this_thread() -> Option<usize> {
@@ -135,6 +138,7 @@ fn label_frame_of_this_thread() -> Option<usize> {
         }
     }
     let words = set.words();
+    // Bit 0 is set, because tools subtract 1 from a return address: the other bits then stay the same.
     (!words.is_empty()).then(|| KIND << 40 | (SETS.intern(words) as usize) << 1 | 1)
 }
 

@@ -23,7 +23,8 @@ const INDEX_BITS: u32 = 8;
 #[unsafe(link_section = ".bss.tables")]
 static LAST_WALKS: [LastWalk; 1 << INDEX_BITS] = [const { LastWalk::new() }; 1 << INDEX_BITS];
 
-/// Releases all last walks, because threads may have ended.
+/// Releases the last walks of all threads, because some threads may have ended. A running thread claims a cell again at
+/// its next walk.
 pub(crate) fn clear_owners() {
     for last_walk in &LAST_WALKS {
         last_walk.owner.store(0, Relaxed);
@@ -48,7 +49,7 @@ impl LastWalk {
         }
     }
 
-    /// Returns whether the cell belongs to `thread`. Claims it for the thread if it is free.
+    /// Returns whether the cell belongs to `thread`. If the cell is free, claims it for the thread first.
     #[inline(always)]
     fn acquire_for(&self, thread: Thread) -> bool {
         let owner = self.owner.load(Relaxed);
@@ -79,7 +80,8 @@ pub struct StackPointers<'a> {
 }
 
 impl<'a> StackPointers<'a> {
-    /// Wraps the steps of a walk, one word for each frame: the stack pointer, with the number of a rule in its lower bits.
+    /// Wraps the steps of a walk, one word for each frame: the stack pointer, with the number of a rule in its lower
+    /// bits.
     pub(crate) fn from_steps(words: &'a [usize]) -> Self {
         let shift = RuleIndex::BITS - ALIGNMENT_BITS;
         Self { words, shift }
@@ -96,7 +98,8 @@ impl<'a> StackPointers<'a> {
         Self { words, ..self }
     }
 
-    /// Returns the stack pointer of a frame. `None` if the walk had fewer frames, or did not save this one.
+    /// Returns the stack pointer of the frame number `index`, from the innermost one, 0. `None` if the walk had fewer
+    /// frames, or did not save the step of this one.
     pub fn get(self, index: usize) -> Option<usize> {
         let word = self.words.get(index)?;
         Some(word >> self.shift & !((1 << ALIGNMENT_BITS) - 1))
@@ -119,7 +122,8 @@ impl WalkStep {
         RuleIndex::from_bits(self.0 as u16)
     }
 
-    /// Returns whether the frame is below `sp`, so the thread has left it.
+    /// Returns whether the frame's stack pointer is below `sp`. The stack grows downwards, so a thread whose stack
+    /// pointer is `sp` has left such a frame.
     fn is_below(self, sp: usize) -> bool {
         self.0 >> RuleIndex::BITS < sp as u64 >> ALIGNMENT_BITS
     }
@@ -176,8 +180,8 @@ impl<'a> LastWalkCursor<'a> {
     }
 
     /// Returns the rule at `address` for the next frame, which has the stack pointer `sp`, and records the frame for
-    /// the next walk. The rule is the one that the last walk predicts. If the prediction is wrong, it is the one in
-    /// `table`, or that of `find` if the table lacks it.
+    /// the next walk. Tries the rule that the last walk predicts. If the prediction is wrong, returns the rule in
+    /// `table`, or the one that `find` returns if the table lacks the rule.
     #[inline(always)]
     pub(crate) fn next_rule(
         &mut self,
@@ -218,9 +222,9 @@ impl<'a> LastWalkCursor<'a> {
         Some(WalkStep(step.load(Relaxed)))
     }
 
-    /// Finds a rule that was not predicted. If the last walk has a step with the same stack pointer, skips to it, so
-    /// that predictions can continue from there. Returns the rule of that step if it fits, otherwise the one in
-    /// `table`, or that of `find` if the table lacks it.
+    /// Finds a rule that was not predicted. If the last walk has a step with the same stack pointer, skips to that
+    /// step, so that predictions can continue from it. Returns the rule of that step if it fits, otherwise the rule in
+    /// `table`, or the one that `find` returns if the table lacks the rule. Also returns the rule's index in the table.
     #[cold]
     #[inline(never)]
     fn find_and_rejoin(
@@ -243,7 +247,7 @@ impl<'a> LastWalkCursor<'a> {
         table.get_or_find(address, find)
     }
 
-    /// Saves this walk as the thread's last walk, unless that predicted every frame of it.
+    /// Saves this walk as the thread's last walk, unless the earlier last walk predicted every frame.
     #[inline(always)]
     pub(crate) fn save_if_changed(&self) {
         if self.has_diverged {
@@ -251,7 +255,7 @@ impl<'a> LastWalkCursor<'a> {
         }
     }
 
-    /// Overwrites the steps of the last walk with those of this walk.
+    /// Overwrites the steps of the last walk with those of this walk. Further steps of the last walk stay.
     #[cold]
     #[inline(never)]
     fn overwrite_last_walk(&self) {

@@ -30,10 +30,10 @@ pub struct FoundObject {
     reserved: [u64; 7],
 }
 
-/// Returns the rule at an address of this process. `find` is the loader's function. Returns [`Rule::Unknown`] if no
-/// loaded object contains the address, [`Rule::Undescribed`] if the object has no call frame information, and
-/// [`Rule::Unsupported`] if the information cannot be read. The last is also returned for a signal's frame at code
-/// other than the kernel's return from a signal.
+/// Reads the rule at an address of this process. `find` is the loader's `_dl_find_object`. Returns [`Rule::Unknown`] if
+/// no loaded object contains the address, [`Rule::Undescribed`] if the object has no call frame information, and
+/// [`Rule::Unsupported`] if the information cannot be read. Also returns [`Rule::Unsupported`] if the information
+/// describes a signal's frame, but the code is not the kernel's return from a signal.
 pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
     let (object, information, hdr) = match FoundObject::find_unwind_info(find, address) {
         Ok(found) => found,
@@ -50,15 +50,16 @@ pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
     rule
 }
 
-/// Returns the start of the object that contains an address of this process, or of its segment if the object has gaps.
-/// `None` if the loader knows no such object.
+/// Returns the start address of the loaded object that contains `address`. If the object has gaps between its segments,
+/// returns the start of the segment. `None` if the loader knows no such object. `find` is the loader's
+/// `_dl_find_object`.
 pub(crate) fn loaded_object_start(find: FindObject, address: usize) -> Option<usize> {
     FoundObject::find(find, address).map(|object| object.map_start)
 }
 
 /// Returns the registers of the caller of a frame at an address of this process, and whether a signal interrupted that
-/// caller. The error is the rule of code without call frame information, or [`Rule::Unsupported`] if the information
-/// cannot be read, or needs an unknown register or unreadable memory.
+/// caller. `find` is the loader's `_dl_find_object`. The error is the rule of code without call frame information, or
+/// [`Rule::Unsupported`] if the information cannot be read, or needs an unknown register or unreadable memory.
 pub(crate) fn loaded_caller_at(
     find: FindObject,
     address: usize,
@@ -89,8 +90,8 @@ pub(crate) fn loaded_caller_at(
 }
 
 impl FoundObject {
-    /// Finds the object that contains an address, or its segment if the object has gaps. `None` if the loader knows no
-    /// such object.
+    /// Finds the object that contains an address, or its segment if the object has gaps. `find` is the loader's
+    /// `_dl_find_object`. `None` if the loader knows no such object.
     fn find(find: FindObject, address: usize) -> Option<Self> {
         let mut found = MaybeUninit::<Self>::zeroed();
         // SAFETY: dlfcn.h: the function takes any address, and fills in the object if it returns 0.
@@ -102,8 +103,9 @@ impl FoundObject {
     }
 
     /// Finds the object that contains an address, the segment with its call frame information, and the sorted table of
-    /// that information. The error is [`Rule::Unknown`] if no object contains the address, [`Rule::Undescribed`] if the
-    /// object has no such information, and [`Rule::Unsupported`] if it cannot be read.
+    /// that information (`.eh_frame_hdr`). The error is [`Rule::Unknown`] if no object contains the address,
+    /// [`Rule::Undescribed`] if the object has no call frame information, and [`Rule::Unsupported`] if that information
+    /// cannot be read.
     fn find_unwind_info(
         find: FindObject,
         address: usize,

@@ -20,8 +20,8 @@ pub fn set_alloc_time(second: Option<u32>) {
     ALLOC_TIME_FRAME.store(encode_frame(ALLOC_TIME, second), Relaxed);
 }
 
-/// Sets the generation of the loaded code for samples from now on. It distinguishes stacks with addresses that belonged
-/// to different code at different times. `None`: the first generation.
+/// Sets the generation of the loaded code for samples from now on. The generation distinguishes stacks with addresses
+/// that belonged to different code at different times. `None`: the first generation.
 pub fn set_code_generation(generation: Option<u32>) {
     CODE_GENERATION_FRAME.store(encode_frame(CODE_GENERATION, generation), Relaxed);
 }

@@ -55,7 +55,7 @@ impl RegisterFile {
         file
     }
 
-    /// Creates a file with only these registers of a frame.
+    /// Creates a file in which only the program counter, the stack pointer and the frame pointer of a frame are known.
     pub(crate) fn from_registers(registers: Registers) -> Self {
         let mut file = Self::UNKNOWN;
         file.set(X86_64::RA, Some(registers.pc));

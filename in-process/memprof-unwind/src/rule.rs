@@ -116,7 +116,7 @@ impl PackedRule {
         Self(bits)
     }
 
-    /// Returns the rule in the lowest [`Self::BITS`] bits, never 0.
+    /// Returns the packed rule in the lowest [`Self::BITS`] bits of a number; never 0. [`Self::from_bits`] restores it.
     pub(crate) fn bits(self) -> u32 {
         self.0
     }
@@ -134,8 +134,8 @@ impl PackedRule {
         })
     }
 
-    /// Returns the distance of the CFA in words, in bytes for [`Cfa::Plt`]; the subkind of `OUTERMOST` and
-    /// `UNSUPPORTED`.
+    /// Returns the middle field. For a frame, it is the distance of the CFA, in words (in bytes for [`Cfa::Plt`]). For
+    /// the kinds `OUTERMOST` and `UNSUPPORTED`, it distinguishes their variants.
     #[inline(always)]
     fn cfa_field(self) -> u16 {
         (self.0 >> KIND_BITS) as u16 & (CFA_LIMIT - 1)

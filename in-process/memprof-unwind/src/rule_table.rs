@@ -37,7 +37,7 @@ impl RuleIndex {
     /// Number of bits in an index.
     pub const BITS: u32 = LINE_BITS + WAY_BITS;
 
-    /// Combines the number of a line and of a way in it, of which only the lowest bits count.
+    /// Combines the number of a line and that of a way (a slot of the line), which is taken modulo [`WAYS`].
     #[inline(always)]
     fn new(line: usize, way: usize) -> Self {
         Self(((line << WAY_BITS) | (way % WAYS)) as u16)
@@ -70,7 +70,7 @@ struct RuleLine {
 }
 
 impl RuleLine {
-    /// Returns the rule in one way. `None` if the way is free or has another tag.
+    /// Returns the rule in the slot number `way` modulo [`WAYS`]. `None` if the slot is free or has another tag.
     #[inline(always)]
     fn get(&self, way: usize, tag: u64) -> Option<PackedRule> {
         let bits = self.slots[way % WAYS].load(Relaxed) ^ tag << PackedRule::BITS;
@@ -79,12 +79,12 @@ impl RuleLine {
         is_match.then_some(PackedRule::from_bits(bits as u32))
     }
 
-    /// Returns whether a way of the line has no rule yet.
+    /// Returns whether the slot number `way` modulo [`WAYS`] has no rule.
     fn is_free(&self, way: usize) -> bool {
         self.slots[way % WAYS].load(Relaxed) == 0
     }
 
-    /// Stores a rule with its tag in a way, in place of the way's earlier rule.
+    /// Stores a rule with its tag in the slot number `way` modulo [`WAYS`], in place of the slot's earlier rule.
     fn set(&self, way: usize, tag: u64, rule: PackedRule) {
         let bits = tag << PackedRule::BITS | u64::from(rule.bits());
         self.slots[way % WAYS].store(bits, Relaxed);
@@ -104,7 +104,8 @@ impl RuleTable {
         }
     }
 
-    /// Returns the rule of an address. `None` if the slot at `index` is free, or has the rule of another address.
+    /// Returns the rule of an address. `None` if the slot at `index` is free or has the rule of another address, or if
+    /// the address is the kernel's.
     #[inline(always)]
     pub fn get(&self, index: RuleIndex, address: usize) -> Option<PackedRule> {
         let hashed = HashedAddress::new(address as u64);

@@ -13,7 +13,8 @@ pub(crate) struct BlockedSignals {
 const SIG_SETMASK: usize = 2;
 
 impl BlockedSignals {
-    /// Blocks all signals. `None` if the kernel refuses, for example because of a seccomp filter.
+    /// Blocks all signals of the calling thread until the guard is dropped. `None` if the kernel refuses, for example
+    /// because of a seccomp filter.
     pub(crate) fn block_all() -> Option<Self> {
         Some(Self {
             before: swap_mask(u64::MAX)?,
@@ -32,7 +33,8 @@ impl Drop for BlockedSignals {
     }
 }
 
-/// Sets the signal mask, and returns the previous one; see sigprocmask(2). `None` if the kernel refuses.
+/// Sets the signal mask of the calling thread, and returns the previous one; see sigprocmask(2). `None` if the kernel
+/// refuses.
 fn swap_mask(mask: u64) -> Option<u64> {
     const RT_SIGPROCMASK: isize = 14;
     let mut before = 0_u64;

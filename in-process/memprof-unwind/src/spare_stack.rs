@@ -20,9 +20,9 @@ impl SpareStack {
     }
 
     /// Calls `read` on this stack, with `address` as its argument, and returns the rule whose bits `read` returns.
-    /// Signals are blocked during the call, because their handlers may need more stack. Also, the kernel would start a
-    /// handler at the top of its alternate stack, on which frames below this call may be. If signals cannot be blocked,
-    /// the call runs on the current stack.
+    /// Blocks signals during the call, because their handlers may need more stack. Moreover, the thread may be running
+    /// on its alternate signal stack: from another stack, the kernel would start a handler at the top of the alternate
+    /// one, and overwrite frames there. If signals cannot be blocked, the call runs on the current stack.
     pub(crate) fn call(&mut self, read: extern "C" fn(usize) -> u32, address: usize) -> PackedRule {
         let Some(_blocked) = BlockedSignals::block_all() else {
             return PackedRule::from_bits(read(address));

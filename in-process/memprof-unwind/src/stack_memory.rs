@@ -69,8 +69,8 @@ impl ReadableStack {
     }
 
     /// Checks that the page that contains `address` is readable, unless that is known. If the page follows the readable
-    /// range, extends the range by it. Otherwise begins a new range there, for example when a walk leaves a signal
-    /// handler's own stack. `None` if the page is unreadable.
+    /// range, extends the range by it. Otherwise begins a new range with the page, for example when a walk leaves a
+    /// signal handler's own stack. `None` if the page is unreadable.
     #[cold]
     #[inline(never)]
     fn extend_to(&mut self, address: usize) -> Option<()> {

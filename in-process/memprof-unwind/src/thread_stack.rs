@@ -38,7 +38,7 @@ pub(crate) fn set_main_stack_top(address: usize) {
     MAIN_STACK_TOP.store(page_of(address) + PAGE, Relaxed);
 }
 
-/// Clears the cache, because threads may have ended.
+/// Forgets, for all threads, which stack memory is known to be readable, because threads may have ended.
 pub(crate) fn clear() {
     for word in &KNOWN {
         word.store(0, Relaxed);
@@ -55,15 +55,15 @@ pub(crate) struct ThreadStack {
 }
 
 impl ThreadStack {
-    /// Describes the stack on which the calling thread, `thread`, runs, and in which `sp` is an address. The part known to
-    /// be readable is empty if none was recorded, or if `sp` is not in the thread's own stack, as on a signal stack.
+    /// Describes the stack on which the calling thread, `thread`, runs, and in which `sp` is an address. The part known
+    /// to be readable is empty if none was recorded, or if `sp` is not in the thread's own stack, as on a signal stack.
     #[inline(always)]
     pub(crate) fn for_thread(sp: usize, thread: Thread) -> Self {
         Self::with_word(sp, thread, &KNOWN[thread.index(INDEX_BITS)])
     }
 
-    /// Returns the calling thread's stack, which contains `sp`. `word` has the number of its pages that are known to be
-    /// readable, if the id in it is the thread's.
+    /// Returns the calling thread's stack, which contains `sp`. `word` has a thread id and a number of pages. If the id
+    /// is the thread's, so many pages below the top of the stack are known to be readable.
     #[inline(always)]
     fn with_word(sp: usize, thread: Thread, word: &'static AtomicU64) -> Self {
         let top = stack_top(sp, thread);
@@ -80,8 +80,9 @@ impl ThreadStack {
         }
     }
 
-    /// Stores that the stack is readable from `sp` to the top, if every page between is. Does nothing unless a walk
-    /// that ended at `reached` came near the top, or if more than [`MAX_BYTES_PER_SAMPLE`] would have to be checked.
+    /// Checks whether every page from `sp` to the top of the stack is readable, and stores the number of these pages if
+    /// so. `reached` is the end of the memory that a walk has read. Does nothing if that is not near the top, if the
+    /// pages are already known to be readable, or if more than [`MAX_BYTES_PER_SAMPLE`] would have to be checked.
     #[cold]
     #[inline(never)]
     pub(crate) fn save_known(&self, sp: usize, reached: usize) {

@@ -51,8 +51,8 @@ pub fn rules_read_count() -> u64 {
 }
 
 /// Writes the calling thread's program counters into `workspace`, from `start` outwards. Returns their number and the
-/// reason why the walk ended. Unlike the walk of a hook, it follows the frame pointer through code without call frame
-/// information.
+/// reason why the walk ended. Unlike the walk of a `BacktraceHook`, this walk follows the frame pointer through code
+/// without call frame information. `saved` has the values of `rbx` and `r12` to `r15`.
 ///
 /// # Safety
 /// `start` and `saved` are registers of the calling thread, in a function that has not returned. [`prepare_walks`] was
@@ -113,8 +113,9 @@ struct ProcessRules<'a> {
 }
 
 impl RuleSource for ProcessRules<'_> {
-    /// Returns the rule that the last walk predicts, or else the one in the table of rules, which is read if it is
-    /// missing. For code that the loader does not know, returns `unknown_code_rule` instead.
+    /// Returns the rule that the last walk predicts, or else the rule in the table. If the table lacks the rule, reads
+    /// it from call frame information and stores it. For code that the loader does not know, returns
+    /// `unknown_code_rule` instead.
     #[inline(always)]
     fn rule_at(&mut self, address: usize, sp: usize) -> PackedRule {
         let rule_stack = &mut *self.rule_stack;
@@ -128,7 +129,8 @@ impl RuleSource for ProcessRules<'_> {
     }
 
     /// Returns whether a function without call frame information may return to `address`. The bytes before the address
-    /// must be a call. It must be indirect, or its target must lack call frame information or jump through a slot.
+    /// must be a call. This call must be indirect, or its target must lack call frame information or jump through a
+    /// slot.
     ///
     /// Always false in jemalloc's hook: its walks are compared with libgcc's, which end at such a function.
     fn may_return_to(&mut self, address: usize) -> bool {
@@ -144,7 +146,8 @@ impl RuleSource for ProcessRules<'_> {
         })
     }
 
-    /// Finds the caller by a walk that tracks all registers. `None` if it cannot be found, or before [`prepare_walks`].
+    /// Finds the caller's registers by call frame information that no rule can express, if necessary by a second walk
+    /// that tracks all registers. `None` if they cannot be found, or before [`prepare_walks`].
     fn caller_by_complex_rule(
         &mut self,
         callee: Registers,
@@ -179,8 +182,9 @@ fn find_object_function() -> Option<FindObject> {
     Some(unsafe { mem::transmute::<*const (), FindObject>(find) })
 }
 
-/// Reads the rule of an address from call frame information. Returns the bits of the packed rule, which is
-/// [`Rule::Unsupported`] before [`prepare_walks`].
+/// Reads the rule of an address from call frame information, and counts the read. Returns the bits of the packed rule,
+/// which is [`Rule::Unsupported`] before [`prepare_walks`]. A C function, because [`SpareStack::call`] calls it from
+/// assembly.
 #[cold]
 #[inline(never)]
 extern "C" fn read_rule(address: usize) -> u32 {

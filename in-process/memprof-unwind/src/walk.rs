@@ -85,8 +85,9 @@ const WORD: usize = size_of::<usize>();
 const MAX_FRAME_BYTES: usize = 1 << 20;
 
 /// Writes the program counters from `start` outwards into `buffer`. Returns the number of frames and the reason why the
-/// walk ended. Readers look up the byte before each program counter, as for a return address. So 1 is added to the
-/// address in a function that a signal interrupted, and to that of the trampoline to which the handler returns.
+/// walk ended. Readers look up the byte before each program counter, as for a return address. Two kinds of frames have
+/// no return address: a function that a signal interrupted, and the trampoline to which its handler returns. The walk
+/// adds 1 to the program counters of these.
 #[inline(always)]
 pub fn walk(
     start: Registers,
@@ -145,8 +146,8 @@ pub fn walk(
 }
 
 /// Returns the registers of the caller of `callee`, a frame with a rule other than the common ones, and whether a
-/// signal interrupted the caller. The error is the reason why the walk ends at `callee`. `into_call` and `depth` are
-/// those of [`RuleSource::caller_by_complex_rule`].
+/// signal interrupted the caller. The error is the reason why the walk ends at `callee`. `depth` is the frame's number,
+/// from the innermost one, 0. `into_call` is 1 if the frame called another one, and 0 if a signal interrupted it.
 #[cold]
 #[inline(never)]
 fn uncommon_caller(
@@ -227,7 +228,8 @@ const SIGNAL_BP_OFFSET: usize = 120;
 const SIGNAL_SP_OFFSET: usize = 160;
 const SIGNAL_PC_OFFSET: usize = 168;
 
-/// Reads the registers that a signal interrupted. `None` if the stack cannot be read.
+/// Reads the registers of the function that a signal interrupted, from the kernel's signal frame on the stack. `callee`
+/// is the signal trampoline. `None` if the stack cannot be read.
 fn registers_before_signal(callee: Registers, memory: &mut impl StackReader) -> Option<Registers> {
     let mut word = |offset| memory.read_word(callee.sp.wrapping_add(offset));
     let bp = word(SIGNAL_BP_OFFSET)?;

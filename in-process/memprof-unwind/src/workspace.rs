@@ -72,7 +72,8 @@ impl core::fmt::Debug for WorkspaceCell {
 }
 
 impl Workspace {
-    /// Acquires a free workspace. `None` if all are in use.
+    /// Acquires a free workspace without waiting. `None` if all are in use. Probes the cells from the thread's own
+    /// index on, so that threads rarely compete for one.
     #[inline(always)]
     pub fn acquire() -> Option<Self> {
         let first = Thread::current().index(INDEX_BITS);
@@ -105,7 +106,8 @@ impl Workspace {
         &mut self.memory().frames
     }
 
-    /// Returns the first `count` frames of the walk, their stack pointers, and memory for work on them.
+    /// Returns the first `count` frames of the walk, their stack pointers, and [`SCRATCH_WORDS`] words of scratch
+    /// memory for work on them.
     ///
     /// # Safety
     /// A walk has written `count` frames since the workspace was acquired.
@@ -128,8 +130,8 @@ impl Workspace {
         )
     }
 
-    /// Replaces the frames by words from the scratch memory of [`walked_frames`](Self::walked_frames). Returns their
-    /// number.
+    /// Replaces the frames by `words`, a range of the scratch memory that [`walked_frames`](Self::walked_frames)
+    /// returned. Returns the number of frames now, at most [`WORKSPACE_FRAMES`].
     pub fn set_frames_from_scratch(&mut self, words: Range<usize>) -> usize {
         let memory = self.memory();
         let words = memory.scratch.get(words).unwrap_or_default();

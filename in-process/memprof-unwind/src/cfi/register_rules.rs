@@ -100,7 +100,8 @@ impl RegisterRules {
         Some(caller)
     }
 
-    /// Converts the row to a rule. `None` if [`Rule`] has no variant for it, or if a distance is too large.
+    /// Converts the row to a [`Rule`], which keeps only the CFA, the frame pointer and the return address. `None` if no
+    /// variant expresses the row, or if a distance is too large.
     pub(super) fn to_rule(&self, eh_frame: &EhFrame<Bytes<'_>>) -> Option<Rule> {
         match self.return_address {
             RegisterRule::Offset(offset) if offset == -WORD => {}

@@ -63,7 +63,8 @@ impl LabelSetTable {
         }
     }
 
-    /// Returns the id of a set, from 1 on. Inserts the set if it is new. `None` if no cell is free.
+    /// Returns the id of a set, from 1 on: the index of its cell plus 1. Inserts the set if it is new. `None` if it is
+    /// new, and the table already has [`MAX_SETS`].
     #[inline(always)]
     fn find_or_insert(&self, words: &[u64]) -> Option<u32> {
         let hash = hash_words(words);

@@ -126,7 +126,8 @@ impl ContextRecord {
         (valid == 1).then_some(record)
     }
 
-    /// Returns whether `length` bytes from `offset` on are readable.
+    /// Returns whether the record's `length` bytes from `offset` on are readable. Asks the kernel about pages that are
+    /// not known to be readable, and remembers them.
     #[inline(always)]
     fn can_read(&mut self, offset: usize, length: usize) -> bool {
         let Some(start) = self.address.checked_add(offset) else {
@@ -140,7 +141,8 @@ impl ContextRecord {
         pages == [self.pages[0]; 2] || pages.into_iter().all(|page| self.can_read_page(page))
     }
 
-    /// Returns whether the page at this address is readable. Makes a system call unless the page is known.
+    /// Returns whether the page at this address is readable. Makes a system call unless the page is known to be
+    /// readable, and remembers it if it is.
     #[cold]
     fn can_read_page(&mut self, page: usize) -> bool {
         if self.pages.contains(&page) {
