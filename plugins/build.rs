@@ -9,8 +9,8 @@ fn main() {
     // If a host loads the plugin with RTLD_GLOBAL, its symbols must not replace the plugin's.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     link_unwinder();
-    // Relative to the package being built: a file that does not exist would make cargo run this script every
-    // time.
+    // The path is relative to the package being built, one folder below this file. If cargo did not find the file, it
+    // would run this script at each build.
     println!("cargo::rerun-if-changed=../build.rs");
 }
 

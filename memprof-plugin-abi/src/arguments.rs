@@ -14,8 +14,8 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Parses `key=value key="value with blanks"`. Inside quotes, `\"` and `\\` represent the character after the
-    /// backslash.
+    /// Parses arguments such as `key=value key="value with blanks"`. Inside quotes, a backslash makes the next
+    /// character a part of the value, even a quote or a backslash.
     ///
     /// # Errors
     /// `InvalidArgument`: a word without `=` or with an empty key, an open quote, or a repeated key.
@@ -41,13 +41,14 @@ impl Arguments {
         })
     }
 
-    /// Sets the usage of the message, in which [`require`](Self::require) finds the other arguments that are valid.
+    /// Sets the usage of the message, such as `name=NAME [for=TIME]`. If a mandatory argument is missing,
+    /// [`require`](Self::require) finds the valid arguments there.
     pub(crate) fn with_usage(self, usage: &'static str) -> Self {
         Self { usage, ..self }
     }
 
-    /// Splits a text at blanks outside of quotes. Removes the quotes, and each backslash that escapes a character inside of
-    /// them. [`join`](Self::join) puts the words together again.
+    /// Splits a text at blanks outside of quotes. Removes the quotes, and each backslash that escapes a character
+    /// inside of them. [`join`](Self::join) puts the words together again.
     ///
     /// # Errors
     /// `InvalidArgument`: a quote is left open.
@@ -108,7 +109,7 @@ impl Arguments {
             return Ok(value);
         }
         let valid = usage_keys(self.usage);
-        // A usage without the mandatory key is incomplete.
+        // A usage without the mandatory key is incomplete, so it says nothing about other keys.
         let unknown = self.words.iter().find(|(word, _)| {
             valid.contains(&key) && !valid.contains(&&**word) && !self.known.contains(&&**word)
         });

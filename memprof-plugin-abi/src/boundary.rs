@@ -73,8 +73,8 @@ impl<P: Plugin> host_log::LogTarget for P {
 /// because a forked child inherits the value but not the claim.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Claims the library's only instance for the process with id `own`. Returns false if this process has already claimed
-/// it. A forked child may claim it although its parent has.
+/// Claims the library's only instance for the process with id `own`, by storing the id in `owner`. Returns false if
+/// this process has already claimed the instance. A forked child may claim it although its parent has.
 fn claim_for_process(owner: &AtomicU32, own: u32) -> bool {
     owner.swap(own, Ordering::AcqRel) != own
 }
@@ -221,7 +221,8 @@ impl<P: Plugin> ThreadsExtension<P> {
     };
 }
 
-/// Implements `enter` of `memprof_threads_t`. Ignores a null pointer, and a panic of the plugin.
+/// Implements `enter` of `memprof_threads_t`: lets the plugin prepare the calling thread. Ignores a null pointer, and a
+/// panic of the plugin.
 unsafe extern "C" fn enter_thread<P: Plugin>(plugin: *mut memprof_plugin_t) {
     // SAFETY: memprof.h, `memprof_threads_t`: the pointer is null, or an instance between `create` and `destroy`.
     // `create` made it from a `Box<P>`.

@@ -117,8 +117,8 @@ impl Host {
         }
     }
 
-    /// Returns whether the host would write a line of this level. If the host cannot answer, returns whether it has a
-    /// log.
+    /// Returns whether the host would write a line of this level. If the host lacks the callback that answers this,
+    /// returns whether it has a log.
     pub fn log_enabled(&self, level: log::Level) -> bool {
         match self.raw().log_enabled {
             // SAFETY: memprof.h, `memprof_host_t.log_enabled`: the callback is thread-safe.
@@ -127,7 +127,8 @@ impl Host {
         }
     }
 
-    /// Writes one line to the host's log. Does nothing if the host has no log.
+    /// Writes one line, `message`, to the host's log. `target` is the id of the plugin that logs it. Does nothing if
+    /// the host has no log.
     pub fn log(&self, level: log::Level, target: &str, message: &str) {
         if let Some(log) = self.raw().log {
             let (target, message) = (memprof_str_t::new(target), memprof_str_t::new(message));

@@ -56,7 +56,7 @@ fn log_panic(id: &str, info: &panic::PanicHookInfo<'_>) {
     let thread = describe_thread();
     let text = panic_text(info.payload());
     match info.location() {
-        Some(place) => log::error!("plugin {id} panicked in {thread} at {place}: {text}"),
+        Some(location) => log::error!("plugin {id} panicked in {thread} at {location}: {text}"),
         None => log::error!("plugin {id} panicked in {thread}: {text}"),
     }
 }
@@ -85,7 +85,7 @@ pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
 /// Clears the host, and blocks until all log calls into it have returned. Afterwards the host may free its context.
 pub(crate) fn clear_host() {
     HOST.store(ptr::null_mut(), Ordering::SeqCst);
-    while IN_FLIGHT.any_in_flight(process::id()) {
+    while IN_FLIGHT.has_calls_in_flight(process::id()) {
         thread::sleep(POLL_INTERVAL);
     }
 }
@@ -106,7 +106,7 @@ impl InFlightCalls {
         Self(AtomicU64::new(0))
     }
 
-    /// Counts a call that begins in process `own`. Replaces a count inherited from the parent by 1.
+    /// Counts a call that begins in the process with id `own`. Replaces a count inherited from the parent by 1.
     fn add_call(&self, own: u32) {
         self.update(|state| match count_for_process(state, own) {
             0 => u64::from(own) << 32 | 1,
@@ -114,8 +114,8 @@ impl InFlightCalls {
         });
     }
 
-    /// Counts the end of a call in process `own`. Does nothing if no call is counted, because the thread began its call
-    /// before it forked this process.
+    /// Counts the end of a call in the process with id `own`. Does nothing if no call is counted: then the thread began
+    /// its call in the parent, and forked this process during the call.
     fn remove_call(&self, own: u32) {
         self.update(|state| match count_for_process(state, own) {
             0 => state,
@@ -123,8 +123,8 @@ impl InFlightCalls {
         });
     }
 
-    /// Returns whether a call in process `own` is running.
-    fn any_in_flight(&self, own: u32) -> bool {
+    /// Returns whether a call is running in the process with id `own`.
+    fn has_calls_in_flight(&self, own: u32) -> bool {
         count_for_process(self.0.load(Ordering::SeqCst), own) > 0
     }
 
@@ -168,8 +168,8 @@ struct HostLogger<P>(PhantomData<P>);
 impl<P: LogTarget> HostLogger<P> {
     const LOGGER: &'static Self = &Self(PhantomData);
 
-    /// Calls `work` with the host if there is one. The host stays valid during the call, because [`clear_host`] waits
-    /// for it.
+    /// Calls `work` with the host, from `create` to `destroy`; does nothing at other times. The host stays valid during
+    /// the call, because [`clear_host`] waits until the call has returned.
     fn with_host(work: impl FnOnce(&Host)) {
         // The call is counted before the host is read, because `clear_host` clears the host before it reads the count.
         let _call = InFlightCall::start();
@@ -214,15 +214,15 @@ mod tests {
         let (parent, child) = (7, 8);
         calls.add_call(parent);
         calls.add_call(parent);
-        assert!(calls.any_in_flight(parent));
-        assert!(!calls.any_in_flight(child));
+        assert!(calls.has_calls_in_flight(parent));
+        assert!(!calls.has_calls_in_flight(child));
         // The thread that forked ends a call that it began before.
         calls.remove_call(child);
-        assert!(!calls.any_in_flight(child));
+        assert!(!calls.has_calls_in_flight(child));
         calls.add_call(child);
-        assert!(calls.any_in_flight(child));
+        assert!(calls.has_calls_in_flight(child));
         calls.remove_call(child);
-        assert!(!calls.any_in_flight(child));
+        assert!(!calls.has_calls_in_flight(child));
     }
 
     #[test]
@@ -231,8 +231,8 @@ mod tests {
         calls.add_call(7);
         calls.add_call(7);
         calls.remove_call(7);
-        assert!(calls.any_in_flight(7));
+        assert!(calls.has_calls_in_flight(7));
         calls.remove_call(7);
-        assert!(!calls.any_in_flight(7));
+        assert!(!calls.has_calls_in_flight(7));
     }
 }

@@ -42,7 +42,7 @@ impl RootModule for LayoutRef {
     const VERSION_STRINGS: VersionStrings = package_version_strings!();
 }
 
-/// Returns the description of this build's struct layouts. A plugin exports it as [`SYMBOL`].
+/// Returns abi_stable's header, which describes this build's struct layouts. A plugin exports it as [`SYMBOL`].
 pub const fn header() -> LibHeader {
     // SAFETY: `root_module` returns a `LayoutRef`, as abi_stable's `from_constructor` requires.
     unsafe { LibHeader::from_constructor::<LayoutRef>(root_module, CheckTypeLayout::Yes) }

@@ -55,26 +55,26 @@ impl Reply<'_> {
         self.is_json
     }
 
-    /// Writes a complete body of plain text.
+    /// Writes a complete body of plain text, the host's default content type.
     ///
     /// # Errors
-    /// The host does not accept it.
+    /// `Internal`: the host does not accept the text.
     pub fn text(&mut self, text: &str) -> Result<(), Failure> {
         self.write(text.as_bytes())
     }
 
-    /// Writes a complete body of JSON.
+    /// Writes a complete body of JSON, and sets its content type. `json` is not checked.
     ///
     /// # Errors
-    /// The host does not accept it.
+    /// `Internal`: the host does not accept the content type or the text.
     pub fn json(&mut self, json: &str) -> Result<(), Failure> {
         self.begin(JSON)?;
         self.is_json = true;
         self.write(json.as_bytes())
     }
 
-    /// Sets the content type. Call it at most once, before the first byte. Does nothing if the host has no callback for
-    /// it.
+    /// Sets the content type of the body. Call it at most once, before the first byte. Has no effect if the host lacks
+    /// the callback for content types.
     ///
     /// # Errors
     /// The host rejects the content type.
@@ -103,7 +103,8 @@ impl Reply<'_> {
     }
 
     /// Passes the first `size` bytes of a file as the complete body, without copying. The file must be open for reading
-    /// only, and must not change any more. A host that accepts no files gets a copy of the bytes, up to [`COPY_LIMIT`].
+    /// only, and must not change any more. If the host does not accept the file, writes a copy of the bytes instead, up
+    /// to [`COPY_LIMIT`].
     ///
     /// # Errors
     /// The body is too large to copy or cannot be read, or the host does not accept it.
@@ -140,7 +141,8 @@ impl Reply<'_> {
         Ok(())
     }
 
-    /// Passes the file to the host. Returns false if the host accepts no files, or rejects this one.
+    /// Passes the first `size` bytes of a file to the host as the complete body. Returns false, with nothing passed, if
+    /// the host accepts no files, or rejects this one.
     fn pass_file(&self, file: &File, size: u64, content_type: &str) -> bool {
         let host = host_log::host();
         let Some(pass_file) = host.as_ref().and_then(|host| host.reply_fd()?.file) else {

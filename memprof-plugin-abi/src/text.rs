@@ -11,9 +11,9 @@ unsafe impl Sync for memprof_plugin_entry_t {}
 // SAFETY: memprof.h, `memprof_plugin_entry_t`: the struct only contains pointers to constant data that is never freed.
 unsafe impl Sync for memprof_message_t {}
 
-/// Escapes control characters, line separators and the characters that change the direction of writing (Unicode's UAX #9,
-/// `Bidi_Control`) as in Rust's literals, for example a newline as `\n`. A log line then stays one line, and shows its
-/// characters in their order, no matter what a client sent.
+/// Escapes control characters, line separators and the characters that change the direction of writing (Unicode's UAX
+/// #9, `Bidi_Control`) as in Rust's literals, for example a newline as `\n`. A log line then stays one line, and shows
+/// its characters in their order, no matter what a client sent.
 pub fn escape_controls(text: &str) -> Cow<'_, str> {
     if !text.contains(needs_escape) {
         return Cow::Borrowed(text);
@@ -50,7 +50,7 @@ impl memprof_str_t {
         }
     }
 
-    /// Borrows arbitrary bytes, for a reply's body. The caller must keep them alive, as for [`new`](Self::new).
+    /// Borrows arbitrary bytes, for a reply's body. The caller must keep them alive while the other side may read them.
     pub const fn from_bytes(bytes: &[u8]) -> Self {
         Self {
             ptr: bytes.as_ptr().cast(),
@@ -70,10 +70,10 @@ impl memprof_str_t {
         unsafe { slice::from_raw_parts(self.ptr.cast(), self.len) }
     }
 
-    /// Returns the text that the other side lent. Fails if it is not UTF-8.
+    /// Returns the text that the other side lent. Empty for a null pointer. Fails if the text is not UTF-8.
     ///
     /// # Safety
-    /// As for [`as_bytes`](Self::as_bytes).
+    /// `ptr` points to `len` bytes that stay unchanged during `'a`, or `len` is 0.
     pub unsafe fn as_str<'a>(self) -> Utf8<'a> {
         // SAFETY: the caller guarantees `len` readable bytes at `ptr`, or that `len` is 0.
         std::str::from_utf8(unsafe { self.as_bytes() })

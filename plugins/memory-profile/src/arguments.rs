@@ -6,7 +6,8 @@ use std::time::Duration;
 use memprof_messages::{AllocatorKind, UnknownName};
 use memprof_plugin_abi::{Arguments, ErrorKind, Failure};
 
-/// Takes an argument with a value that names a variant of an enum. `None` if it is absent.
+/// Removes the argument `key`, whose value names a variant of an enum, and returns the variant. `None` if the argument
+/// is absent.
 ///
 /// # Errors
 /// `InvalidArgument`: the enum has no such name. The remedy lists the valid names.
@@ -24,7 +25,8 @@ pub(crate) fn take_enum<T: FromStr<Err = UnknownName>>(
     args.take(key).map(parse).transpose()
 }
 
-/// Takes the argument `allocator`, which is the kind of an allocator. `None` if it is absent.
+/// Removes the argument `allocator`, which is the kind of an allocator, and returns the kind. `None` if the argument is
+/// absent.
 ///
 /// # Errors
 /// `InvalidArgument`: no allocator has this kind.
@@ -32,7 +34,7 @@ pub(crate) fn take_allocator(args: &mut Arguments) -> Result<Option<AllocatorKin
     take_enum(args, "allocator")
 }
 
-/// Takes an argument that is a whole number. `None` if it is absent.
+/// Removes the argument `key`, which is a whole number, and returns the number. `None` if the argument is absent.
 ///
 /// # Errors
 /// `InvalidArgument`: the value is not a number from 0 to `u64::MAX`.
@@ -46,10 +48,10 @@ pub(crate) fn take_number(args: &mut Arguments, key: &'static str) -> Result<Opt
     args.take(key).map(parse).transpose()
 }
 
-/// Takes an argument that is `on` (true) or `off` (false). `None` if it is absent.
+/// Removes the argument `key`, and returns whether it is `on` (true) or `off` (false). `None` if it is absent.
 ///
 /// # Errors
-/// `InvalidArgument`: the value is neither of them.
+/// `InvalidArgument`: the value is neither `on` nor `off`.
 pub(crate) fn take_switch(
     args: &mut Arguments,
     key: &'static str,
@@ -68,7 +70,8 @@ pub(crate) fn take_switch(
 /// Maximum time limit of an activation. A longer activation needs no limit.
 const MAX_DURATION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// Takes the argument `for`, a duration above 0 and up to 7 days. `None` if it is absent.
+/// Removes the argument `for`, a duration above 0 and up to 7 days, and returns the duration. `None` if the argument is
+/// absent.
 ///
 /// # Errors
 /// `InvalidArgument`: the value is not such a duration.

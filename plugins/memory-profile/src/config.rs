@@ -114,7 +114,8 @@ impl KeepConfig {
     }
 }
 
-/// Deserializes the table `[keep]`, and checks it as [`KeepConfig::to_policy`] does.
+/// Deserializes the table `[keep]`, and converts it to a retention policy. Fails if a key is unknown or a value is
+/// invalid.
 fn parse_keep<'de, D: Deserializer<'de>>(table: D) -> Result<RetentionPolicy, D::Error> {
     KeepConfig::deserialize(table)?
         .to_policy()
@@ -124,7 +125,7 @@ fn parse_keep<'de, D: Deserializer<'de>>(table: D) -> Result<RetentionPolicy, D:
 /// Parses `keep.age`, a duration above 0.
 ///
 /// # Errors
-/// `InvalidArgument`: not such a duration.
+/// `InvalidArgument`: the text is not a duration, or is 0.
 fn parse_age(text: &str) -> Result<Duration, Failure> {
     match humantime::parse_duration(text) {
         Ok(age) if !age.is_zero() => Ok(age),
@@ -160,7 +161,7 @@ impl Config {
     /// neither is configured.
     ///
     /// # Errors
-    /// `InvalidArgument`: it is out of range, or not a size.
+    /// `InvalidArgument`: the configured value is out of range, or not a size.
     pub(crate) fn sample_interval(&self) -> memprof_core::Result<Option<SampleInterval>> {
         let number = self.lg_sample.as_ref().map(LgSample::number);
         match &self.sample_interval {

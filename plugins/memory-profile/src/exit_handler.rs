@@ -11,10 +11,10 @@ use crate::profilers::Profilers;
 /// Profilers of the process. The handler takes their exit dump.
 static PROFILERS: LockFreeOnce<Weak<Profilers>> = LockFreeOnce::new();
 
-/// Registers `Profiler::take_exit_dump` for exit(3) and the end of `main`. Only the first profilers are registered;
-/// later calls with others do nothing. A forked child inherits the handler, which then dumps the child. The handler
-/// does nothing if the profilers were dropped, or in a child that has no profiler. If the C library refuses the
-/// handler, only logs a warning.
+/// Registers a handler that takes an exit dump of `profilers` at exit(3) or the end of `main`. Only the first profilers
+/// are registered; later calls with others do nothing. A forked child inherits the handler, which then dumps the child.
+/// The handler does nothing if the profilers were dropped, or in a child that has no profiler. If the C library refuses
+/// the handler, only logs a warning.
 pub(crate) fn register_exit_handler(profilers: &Arc<Profilers>) {
     let own = Arc::downgrade(profilers);
     if !PROFILERS.get_or_set(Weak::clone(&own)).ptr_eq(&own) {
@@ -28,7 +28,8 @@ pub(crate) fn register_exit_handler(profilers: &Arc<Profilers>) {
     }
 }
 
-/// Implements the handler of exit(3): takes the exit dump. Catches panics, which must not reach C code.
+/// Handler of exit(3): takes the exit dump, if this process has a profiler whose rules request one, and waits up to
+/// five seconds for it. Catches panics, which must not reach C code.
 extern "C" fn take_exit_dump() {
     let take_dump = || {
         let profilers = PROFILERS.get().and_then(Weak::upgrade);

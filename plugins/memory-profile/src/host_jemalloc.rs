@@ -56,8 +56,8 @@ global_asm!(
     unbound = sym fail_unbound_call,
 );
 
-/// Returns ENOSYS. The C functions that tikv-jemalloc-ctl calls jump here while no jemalloc is bound to them; the two
-/// that take a MIB always do.
+/// Returns ENOSYS. The C functions that tikv-jemalloc-ctl calls jump here while no jemalloc is bound to them. The two
+/// functions that take a MIB (an option's number instead of its name) always do.
 extern "C" fn fail_unbound_call() -> c_int {
     const ENOSYS: c_int = 38;
     ENOSYS
@@ -134,8 +134,8 @@ fn read_bound_totals() -> tikv_jemalloc_ctl::Result<HeapTotals> {
     })
 }
 
-/// Creates the error, of kind `Allocator`, that jemalloc refused to report its statistics. `what` is the name of their
-/// source, such as `stats`.
-fn refused_read_error(what: &str, reason: &str) -> Error {
-    Error::allocator(format!("jemalloc refused {what}: {reason}"))
+/// Creates the error, of kind `Allocator`, that jemalloc refused to report its statistics. `source` is the name of the
+/// statistics or of the function that reports them, such as `stats`.
+fn refused_read_error(source: &str, reason: &str) -> Error {
+    Error::allocator(format!("jemalloc refused {source}: {reason}"))
 }

@@ -41,8 +41,9 @@ impl Plugin for MemoryProfile {
     const VERSION: &'static str = env!("CARGO_PKG_VERSION");
     const MESSAGES: &'static [Message] = &DESCRIPTORS;
 
-    /// Fails only if the configuration is invalid. Other problems, such as an allocator that cannot be profiled, are
-    /// only logged, because the host must start.
+    /// Creates the profiler of this process with the given configuration, which may start sampling. If there are watch
+    /// rules, also registers an exit handler. Fails only if the configuration is invalid. Other problems, such as an
+    /// allocator that cannot be profiled, are only logged, because the host must start.
     fn create(host: Host, config: &str) -> Result<Self, Failure> {
         let _exclusion = ProfilerExclusion::from_exported_symbols();
         let config = Config::parse(config)?;
@@ -81,6 +82,8 @@ impl Plugin for MemoryProfile {
         Ok(Self { profilers })
     }
 
+    /// Calls the handler of the message, without sampling this thread. Fails before that if the thread has a seccomp
+    /// filter that forbids system calls of the profiler.
     fn handle_message(
         &self,
         name: &str,

@@ -50,7 +50,7 @@ impl Profilers {
         }
     }
 
-    /// Returns whether the configuration has watch rules, of which one may dump at the exit.
+    /// Returns whether the configuration has watch rules. One of them may request a dump at the exit.
     pub(crate) fn has_rules(&self) -> bool {
         !self.start.rules.is_empty()
     }
@@ -65,7 +65,7 @@ impl Profilers {
         &generation.profiler
     }
 
-    /// Returns the profiler of this process. `None` if it was not created yet.
+    /// Returns the profiler of this process. `None` if it was not created yet, as in a new forked child.
     pub(crate) fn existing_profiler(&self) -> Option<&Arc<Profiler>> {
         let mut generation = &self.first;
         while !generation.is_current_process() {
@@ -119,7 +119,7 @@ impl ProfilerStart {
         } else if let Some(interval) = &self.activation
             && let Err(failure) = interval
                 .clone()
-                .and_then(|it| activate_without_limit(profiler, it))
+                .and_then(|interval| activate_without_limit(profiler, interval))
         {
             log::error!("activate_at_start: {failure}");
         }

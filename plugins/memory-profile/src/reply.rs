@@ -24,7 +24,7 @@ pub(crate) fn reply_success(
 /// Writes the JSON object of a reply: `status`, `text` and `fields`.
 ///
 /// # Errors
-/// As for [`reply_success`].
+/// `Internal`: `fields` cannot be serialized, or the host does not accept the reply.
 fn write_reply(
     reply: &mut Reply<'_>,
     status: ReplyStatus,
@@ -41,10 +41,10 @@ fn write_reply(
     reply.json(&json)
 }
 
-/// Replies with a failure and `fields`. The caller must also return the failure, because that sets the status.
+/// Replies with a failure and `fields`. The caller must also return the failure, which sets the status of the message.
 ///
 /// # Errors
-/// As for [`reply_success`].
+/// `Internal`: `fields` cannot be serialized, or the host does not accept the reply.
 pub(crate) fn reply_failure(
     reply: &mut Reply<'_>,
     text: &str,

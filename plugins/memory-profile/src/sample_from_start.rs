@@ -1,6 +1,6 @@
-//! Samples a program from its first allocations, under `memprof run --active` and `memprof test`: the plugin
-//! itself is created later, on a thread that first lets the program start. Under `memprof leaks --prove --at-exit`, it is
-//! never created.
+//! Samples a program from its first allocations, under `memprof run --active` and `memprof test`: the plugin itself is
+//! created later, on a thread that first lets the program start. Under `memprof leaks --prove --at-exit`, it is never
+//! created.
 #![expect(unsafe_code, reason = "what the dynamic loader calls")]
 
 use std::panic;
@@ -12,9 +12,9 @@ use memprof_host::adapters::preload::{self, StartupSampling};
 #[unsafe(link_section = ".init_array")]
 static LOADED: extern "C" fn() = start_sampling_if_requested;
 
-/// Implements the constructor that the loader runs: declares that the plugin needs no descriptor of the program's, and
-/// starts sampling if the environment requests it. Logs nothing: the profiler reports later why sampling could not
-/// start.
+/// Constructor of the library, which the loader runs: declares that the plugin needs no descriptor of the program's,
+/// starts sampling if the environment requests it, and then lets the plugin be created. Logs nothing: the profiler
+/// reports later why sampling could not start.
 extern "C" fn start_sampling_if_requested() {
     preload::use_own_descriptors();
     let outcome = panic::catch_unwind(|| {
@@ -32,7 +32,8 @@ extern "C" fn start_sampling_if_requested() {
                 },
             ),
         };
-        // The profiler will report the reason if this fails; without one, objects have no stacks.
+        // If this fails, the profiler reports the reason later. `memprof leaks` creates no profiler: its objects then
+        // have no stacks.
         let _refused = sample_from_start(interval, scope);
         preload::end_wait_for_sampling();
     });

@@ -15,8 +15,8 @@ pub(crate) struct StatsFormat {
 }
 
 impl StatsFormat {
-    /// Parses the arguments `opts` and `format`, which are `None` if they are absent. `format=json` means the option
-    /// letter `J`. Without both, the printout has its default form.
+    /// Parses the arguments `opts` (jemalloc's option letters) and `format`, which are `None` if they are absent.
+    /// `format=json` adds the option letter `J`. Without both, the printout has its default form.
     ///
     /// # Errors
     /// `InvalidArgument`: an unknown letter or format, or both text and JSON.

@@ -11,8 +11,8 @@ use memprof_messages::{
 
 use arenas::arenas_text;
 
-/// Formats the state of profiling with its warnings. After a fresh start, also the amount of memory that the new
-/// profile lacks, or only that it lacks earlier objects if their amount is unknown.
+/// Formats the state of profiling with its warnings. If the message has started sampling, also says how much memory the
+/// new profile lacks because it was allocated before, or that this amount is unknown.
 pub(crate) fn activation_text(activation: &ActivationResult) -> String {
     let text = append_unique(profiling_text(&activation.status), &activation.warnings);
     if !activation.begun {
@@ -25,7 +25,7 @@ pub(crate) fn activation_text(activation: &ActivationResult) -> String {
     format!("{text}; {unseen} are not in its profile, {START_ACTIVE_HINT}")
 }
 
-/// Formats one line about the largest dump of the report, followed by the warnings.
+/// Formats one line about the largest dump of the report (its stacks, amount and path), followed by the warnings.
 pub(crate) fn dump_text(report: &DumpReport) -> String {
     let dump = &report.largest;
     let amount = size_text(dump.estimated_inuse_bytes);
@@ -43,7 +43,8 @@ pub(crate) fn dump_text(report: &DumpReport) -> String {
     append_unique(text, &report.warnings)
 }
 
-/// Formats one line per kept dump: its id and size, and its trigger and RSS if both are known.
+/// Formats one line per kept dump: its id and size, and its trigger and RSS if both are known. If there are none, says
+/// so.
 pub(crate) fn kept_dumps_text(kept: &[KeptDump]) -> String {
     if kept.is_empty() {
         return "no dumps are kept".to_owned();
@@ -142,7 +143,8 @@ fn label_sets_text(sets: LabelSetStats) -> String {
 }
 
 /// Formats one line per allocator, with the messages that it supports. Then one for a `malloc` that memprof does not
-/// know, and one for a stripped jemalloc, if there are such.
+/// know, and one for a stripped jemalloc, if there are such. Each line begins with a newline, because the text follows
+/// another one.
 pub(crate) fn abilities_text(status: &ProfilerStatus) -> String {
     let line = |allocator: &AllocatorStatus| {
         let name = allocator.to_string();
@@ -227,8 +229,8 @@ pub(crate) fn background_threads_text(states: &[BackgroundThreads]) -> String {
     states.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Formats the header, totals and printout of one allocator. A summary of the arenas replaces glibc's printout. Without
-/// totals, the error or a line about a build without statistics stands in their place.
+/// Formats the header, totals and printout of one allocator. A summary of the arenas replaces glibc's printout, which
+/// is XML. In place of missing totals, the text has the error, or says that the allocator was built without statistics.
 pub(crate) fn stats_text(stats: &Stats) -> String {
     let head = format!("{} {}\n", stats.kind, stats.version);
     let totals = match (&stats.totals, &stats.error) {

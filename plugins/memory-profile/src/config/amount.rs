@@ -23,6 +23,7 @@ impl SizeOrShare {
     /// # Errors
     /// The value is not a size, or has no unit. The text contains `key`, the value and valid examples.
     pub(super) fn size_with_unit(&self, key: &str) -> Result<u64, String> {
+        // For the keys that accept a percentage as well.
         let share = |number: &str| match key {
             "rss_above" | "cgroup_above" => format!(" or \"{number}%\""),
             _ => String::new(),
@@ -54,7 +55,8 @@ impl SizeOrShare {
         }
     }
 
-    /// Returns the bytes of a size, for a key with a name that implies bytes, so that a bare number is clear.
+    /// Returns the bytes of a size, with or without a unit. For a key whose name implies that a bare number means
+    /// bytes.
     ///
     /// # Errors
     /// The value is not a size, or is below 0.
@@ -63,6 +65,7 @@ impl SizeOrShare {
             Self::Number(number) => {
                 u64::try_from(*number).map_err(|_| format!("{key} = {number} is below 0"))
             }
+            // A text that is not a size fails in `size_with_unit`, whose error lists valid ones.
             Self::Text(text) => parse_size(text).map_or_else(|| self.size_with_unit(key), Ok),
         }
     }

@@ -88,7 +88,7 @@ impl TryFrom<WatchTable> for ParsedRule {
 }
 
 impl<'de> Deserialize<'de> for WatchRules {
-    /// Accepts only a list of tables. The error for any other value says so.
+    /// Accepts only a list of tables. The error for any other value names this form.
     fn deserialize<D: Deserializer<'de>>(tables: D) -> Result<Self, D::Error> {
         struct Tables;
         impl<'de> Visitor<'de> for Tables {
@@ -122,15 +122,15 @@ fn parse_min_interval<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Dura
     parse_duration("min_interval", &MIN_INTERVAL_RANGE, value).map(Some)
 }
 
-/// Parses the threshold of `rss_above`, as [`parse_threshold`] does. Never returns `None`, which stands for an absent
-/// key.
+/// Parses the threshold of `rss_above`: a size above 0 with a unit, or a percentage from 1 to 100. Never returns
+/// `None`, which stands for an absent key.
 fn parse_rss_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
     let threshold = parse_threshold("rss_above", value)?;
     Ok(Some(Condition::RssAbove(threshold)))
 }
 
-/// Parses the threshold of `cgroup_above`, as [`parse_threshold`] does. Never returns `None`, which stands for an
-/// absent key.
+/// Parses the threshold of `cgroup_above`: a size above 0 with a unit, or a percentage from 1 to 100. Never returns
+/// `None`, which stands for an absent key.
 fn parse_cgroup_above<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Condition>, D::Error> {
     let threshold = parse_threshold("cgroup_above", value)?;
     Ok(Some(Condition::CgroupAbove(threshold)))
@@ -169,7 +169,7 @@ fn parse_duration<'de, D: Deserializer<'de>>(
     )))
 }
 
-/// Parses a size above 0, or a percentage from 1 to 100. Errors contain `key`.
+/// Parses a size above 0 with a unit, or a percentage from 1 to 100. Errors contain `key`.
 fn parse_threshold<'de, D: Deserializer<'de>>(key: &str, value: D) -> Result<Threshold, D::Error> {
     let amount = SizeOrShare::deserialize(value)?;
     let (threshold, is_possible) = match amount.percent() {

@@ -19,8 +19,9 @@ const JEMALLOC_PROFILE: &str = "application/x-jemalloc-heap-profile";
 /// Content type of tcmalloc's dumps, which have another header.
 const TCMALLOC_PROFILE: &str = "application/x-tcmalloc-heap-profile";
 
-/// Handles `dump`: stores a dump of each allocator that `allocator` selects, and replies with their description. With
-/// `keep=off`, stores nothing and replies with the bytes of the largest one.
+/// Handles `dump`: stores a dump of each allocator of the kind `allocator`, or of the default ones without that
+/// argument. Replies with a description of the dumps, and logs it. With `keep=off`, stores nothing and replies with the
+/// bytes of the dump that has the most bytes in use.
 pub(super) fn handle_dump(
     profiler: &Profiler,
     mut args: Arguments,
@@ -40,8 +41,8 @@ pub(super) fn handle_dump(
     reply_success(reply, &text, &report)
 }
 
-/// Takes a dump and replies with its bytes, without storing it. `allocator` and the choice among several dumps are as
-/// in [`Profiler::dump_in_memory`].
+/// Takes a dump and replies with its bytes, without storing it. Dumps the allocators of the kind `allocator`, or the
+/// default ones if it is `None`. If several can be dumped, replies with the dump that has the most bytes in use.
 fn reply_with_dump_bytes(
     profiler: &Profiler,
     allocator: Option<AllocatorKind>,
@@ -56,7 +57,8 @@ fn reply_with_dump_bytes(
     reply.file(&dump.file, dump.bytes, content_type)
 }
 
-/// Handles `gdump`: starts or stops the dumps at high-water marks, and replies with their state.
+/// Handles `gdump`: starts (`state=on`) or stops (`state=off`) the automatic dumps at each high-water mark of memory.
+/// Replies with their state, and logs it.
 pub(super) fn handle_gdump(
     profiler: &Arc<Profiler>,
     args: Arguments,
@@ -84,8 +86,8 @@ pub(super) fn handle_list(
     reply_success(reply, &text, DumpList { dumps: kept })
 }
 
-/// Handles `fetch`: replies with the bytes of the kept dump `id`. If they cannot be passed to the host, the remedy is
-/// to read the file at its path.
+/// Handles `fetch`: replies with the bytes of the kept dump `id`. If the bytes cannot be passed to the host, the
+/// failure's remedy is to read the dump's file.
 pub(super) fn handle_fetch(
     profiler: &Profiler,
     mut args: Arguments,
@@ -100,7 +102,7 @@ pub(super) fn handle_fetch(
     passed.map_err(|failure| failure.remedy(format!("read {}", dump.path.display())))
 }
 
-/// Converts the error of a dump. Also logs an error of kind `Io`.
+/// Converts an error of taking a dump to the failure of a message. Also logs an error of kind `Io`.
 fn dump_failure(error: Error) -> Failure {
     // System errors concern the host's operator, and not only the sender of the message.
     if error.kind == ErrorKind::Io {

@@ -34,8 +34,8 @@ pub(super) fn handle_deactivate(
     reply_activation(reply, profiler.deactivate(allocator).map_err(to_failure)?)
 }
 
-/// Handles `reset`: drops all samples of the allocators that `allocator` selects, and sets the sample interval if
-/// given. Replies with the new state.
+/// Handles `reset`: drops all samples of the allocators of the kind `allocator`, or of all without that argument. Sets
+/// the sample interval if one is given. Replies with the new state.
 pub(super) fn handle_reset(
     profiler: &Profiler,
     mut args: Arguments,
@@ -55,7 +55,7 @@ fn reply_activation(reply: &mut Reply<'_>, activation: ActivationResult) -> Resu
     reply_success(reply, &text, activation)
 }
 
-/// Takes the arguments of `activate`. `ages=off` and `labels=off` count as absent.
+/// Takes all arguments of `activate` from `args`. `ages=off` and `labels=off` count as absent.
 ///
 /// # Errors
 /// `InvalidArgument`: a value is malformed or out of range.

@@ -30,6 +30,7 @@ pub(super) fn handle_doctor(
     args.finish()?;
     let findings = profiler.doctor();
     let text = findings_text(&findings);
+    // `doctor` returns errors first.
     let worst = findings.first().filter(|f| f.severity == Severity::Error);
     let failure = worst.map(|worst| {
         Failure::new(ErrorKind::Unavailable, worst.message.clone()).remedy(worst.remedy.clone())
@@ -50,7 +51,7 @@ pub(super) fn handle_doctor(
 /// Handles `detach`: undoes everything that memprof does in the process. The control socket closes after the reply.
 ///
 /// # Errors
-/// `Unsupported`: the plugin was not loaded by `memprof attach`. Otherwise as for [`Profiler::detach`].
+/// `Unsupported`: the plugin was not loaded by `memprof attach`. Otherwise the error of [`Profiler::detach`].
 pub(super) fn handle_detach(
     profiler: &Profiler,
     args: Arguments,

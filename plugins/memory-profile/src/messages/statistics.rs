@@ -10,7 +10,8 @@ use crate::stats_format::StatsFormat;
 use crate::text::{background_threads_text, stats_text};
 
 /// Handles `stats`: replies with the heap totals and the printout of each allocator, or only of those of the kind
-/// `allocator`. Also logs them, unless `log=off`. With `format=text`, the body is the plain text instead of JSON.
+/// `allocator`. `opts` has the option letters of jemalloc's printout. Also logs the text, unless `log=off`. With
+/// `format=text`, the body of the reply is the plain text instead of JSON.
 pub(super) fn handle_stats(
     profiler: &Profiler,
     mut args: Arguments,
@@ -54,7 +55,7 @@ pub(super) fn handle_purge(
 }
 
 /// Handles `background_thread`: turns jemalloc's background threads on or off if `state` is given, and limits their
-/// number if `max` is given. Replies with their state, which is all that it does without arguments.
+/// number if `max` is given. Replies with the threads' state, and logs it.
 pub(super) fn handle_background_thread(
     profiler: &Profiler,
     mut args: Arguments,
@@ -71,8 +72,8 @@ pub(super) fn handle_background_thread(
     reply_success(reply, &text, PerAllocator { allocators })
 }
 
-/// Handles `recent`: replies with the latest sampled allocations of each jemalloc. `max` sets the number of allocations
-/// that jemalloc records.
+/// Handles `recent`: replies with the latest sampled allocations of each jemalloc, as jemalloc reports them. If `max`
+/// is given, sets the number of allocations that jemalloc records.
 pub(super) fn handle_recent(
     profiler: &Profiler,
     mut args: Arguments,
@@ -86,8 +87,8 @@ pub(super) fn handle_recent(
     reply_success(reply, &text, PerAllocator { allocators: recent })
 }
 
-/// Handles `ledger`: replies with the resident memory by part. With `smaps=on`, adds the kernel's sums over all
-/// mappings.
+/// Handles `ledger`: replies with the process's resident memory by part, such as live heap, free memory of the
+/// allocators and pages of files. With `smaps=on`, adds the kernel's sums over all mappings.
 pub(super) fn handle_ledger(
     profiler: &Profiler,
     mut args: Arguments,
