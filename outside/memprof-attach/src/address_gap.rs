@@ -9,9 +9,9 @@ const MAX_ADDRESS: u64 = 0x7fff_ffff_f000;
 /// Start of the addresses that may be mapped (`vm.mmap_min_addr`).
 const MIN_ADDRESS: u64 = 0x10_0000;
 
-/// Returns the start of `length` free bytes, the start of a page. They are in the middle of the largest gap between the
-/// mappings in `maps`, where the target's own mmap(2) does not search first. `None` unless that gap is longer than four
-/// times `length`.
+/// Returns the address of `length` bytes that are not mapped; it is the start of a page. The bytes are in the middle of
+/// the largest gap between the mappings in `maps`, where the target's own mmap(2) does not search first. `None` unless
+/// that gap is longer than four times `length`.
 pub(crate) fn find_gap(maps: &[u8], length: u64) -> Option<u64> {
     let mut last_end = MIN_ADDRESS;
     let mut largest: Range<u64> = 0..0;

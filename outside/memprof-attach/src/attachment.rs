@@ -36,8 +36,12 @@ impl Attachment {
 
 /// Serializes a duration as a number of milliseconds; a duration too long for 64 bits becomes the largest number of
 /// TOML.
-fn serialize_milliseconds<S: Serializer>(lease: &Duration, to: S) -> Result<S::Ok, S::Error> {
-    to.serialize_u64(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX >> 1))
+fn serialize_milliseconds<S: Serializer>(
+    lease: &Duration,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    // TOML's integers are signed.
+    serializer.serialize_u64(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX >> 1))
 }
 
 #[cfg(test)]

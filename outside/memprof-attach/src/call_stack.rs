@@ -75,8 +75,9 @@ impl CallStacks {
         }
     }
 
-    /// Returns the program counters of a thread's stack, the innermost first. `None` if the walk ends early. Code
-    /// without call frame information counts as the outermost frame.
+    /// Returns the program counters of a thread's stack, the innermost first. `None` if the walk ends early, also if
+    /// the unwind information of an object was not read yet: [`refresh`](Self::refresh) then reads it for the next
+    /// round. Code without call frame information counts as the outermost frame.
     pub(crate) fn unwind(&mut self, memory: &Memory, start: Registers) -> Option<Vec<u64>> {
         let mut frames = vec![0; MAX_FRAMES];
         let mut stack = StackWords(memory);
@@ -88,7 +89,8 @@ impl CallStacks {
 }
 
 impl MappedObject {
-    /// Identifies an object by its load address and its file. `mapping` maps the start of the file.
+    /// Identifies an object by its load address and its file. The load address is right only if `mapping` maps the
+    /// start of the file.
     fn from_mapping(mapping: &Mapping<'_>) -> Self {
         Self {
             base: mapping.range.start,
@@ -98,7 +100,7 @@ impl MappedObject {
         }
     }
 
-    /// Returns whether both are mappings of the same file.
+    /// Returns whether both are mappings of the same file, by device and inode.
     fn is_same_file(&self, other: &Self) -> bool {
         (self.inode, &self.device) == (other.inode, &other.device)
     }
@@ -130,8 +132,8 @@ impl RuleSource for CallStacks {
 }
 
 impl UnwindInfo {
-    /// Reads the unwind information (`.eh_frame_hdr`) of the object that is loaded at `base`. Fails if it has none, is
-    /// no 64-bit ELF file, or cannot be read.
+    /// Reads the unwind information (`.eh_frame_hdr` and `.eh_frame`) of the object that is loaded at `base`. Fails if
+    /// the object has none, is no 64-bit ELF file, or cannot be read.
     fn read(memory: &Memory, base: u64) -> io::Result<Self> {
         let header: [u8; 64] = memory.read_array(base)?;
         if header[..5] != *b"\x7fELF\x02" {

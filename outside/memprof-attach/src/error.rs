@@ -125,7 +125,8 @@ pub enum InspectorError {
     },
 }
 
-/// Returns the note for the error text if the default port of the inspector `is_taken`; empty otherwise.
+/// Returns the note for an error text that another process listens on the inspector's default port; empty unless
+/// `is_taken`.
 fn port_in_use_note(is_taken: &bool) -> &'static str {
     match is_taken {
         true => " (another process listens on 9229)",
@@ -133,7 +134,8 @@ fn port_in_use_note(is_taken: &bool) -> &'static str {
     }
 }
 
-/// Returns the note for the error text that the inspector stays open. Empty unless it `was_opened` for the attachment.
+/// Returns the note for an error text that the inspector is still open at `address`. Empty unless it `was_opened` for
+/// the attachment.
 fn still_open_note(address: &SocketAddr, was_opened: &bool) -> String {
     match was_opened {
         true => format!("; until then its inspector is open at {address}"),
@@ -141,7 +143,8 @@ fn still_open_note(address: &SocketAddr, was_opened: &bool) -> String {
     }
 }
 
-/// Runs `work` on a process. If `work` fails because the process ends or executes another program, the error says so.
+/// Runs `work`, which attaches to the process `pid`. If `work` fails because the process ends or executes another
+/// program, the error says so.
 pub(crate) fn watch_program<T>(
     pid: u32,
     work: impl FnOnce() -> Result<T, AttachError>,
@@ -173,9 +176,9 @@ impl AttachError {
         }
     }
 
-    /// Returns a function, for `map_err`, that builds an I/O error. `what` names the act that failed, or its file.
-    pub(crate) fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
-        let what = what.into();
+    /// Returns a function, for `map_err`, that builds an I/O error. `act` is the act that failed, or its file.
+    pub(crate) fn io_error(act: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = act.into();
         move |cause| Self::Io { what, cause }
     }
 }

@@ -45,10 +45,11 @@ const THREAD_POLL_INTERVAL_NS: u64 = 10_000_000;
 const SIGCANCEL: i32 = 32;
 const SIGSETXID: i32 = 33;
 
-/// Loads the plugin into a process and starts it there; only starts it if an earlier attachment left it loaded.
+/// Loads the plugin into a process and starts it there; only starts it if an earlier attachment left it loaded. A Java
+/// virtual machine is requested to load the plugin; in other processes, a new thread loads it.
 ///
 /// # Errors
-/// The reason why the process was not attached to. It continues as before.
+/// The reason why the process was not attached to. The process continues as before.
 pub fn attach(
     pid: u32,
     plugin: &Plugin,
@@ -60,8 +61,9 @@ pub fn attach(
     })
 }
 
-/// Loads the plugin by a new thread; tries a file in memory if its path is refused. May raise the thread limit. Fails
-/// if the process is refused, has no room for the plugin, or can load it in neither way.
+/// Loads the plugin by a new thread in the process. If the process may not load the plugin's file, tries a file in
+/// memory. Raises the process's thread limit if necessary. Fails if the process cannot be attached to, has no room for
+/// the plugin, or can load neither file.
 fn attach_by_new_thread(
     pid: u32,
     plugin: &Plugin,
@@ -95,7 +97,7 @@ fn attach_by_new_thread(
         }
         injection => injection,
     }?;
-    // From now on the plugin restores it.
+    // From now on, the plugin is responsible for restoring the thread limit.
     raised.into_iter().for_each(RaisedThreadLimit::leave_raised);
     Ok(AttachOutcome::ByThread {
         stops: injection.stops.to_vec(),
@@ -114,8 +116,9 @@ struct Injection {
     thread: u32,
 }
 
-/// Makes the process load the plugin and call it with `toml`, its configuration. Blocks until that is done. If the
-/// plugin cannot be loaded, or refuses to start, fails with `NotLoaded` and the reason.
+/// Makes the process load the plugin from `source` and call it with `toml`, its configuration. Two sequences of remote
+/// calls map memory for code and data, and create a thread that runs the code. Blocks until the plugin was started. If
+/// the plugin cannot be loaded, or refuses to start, fails with `NotLoaded` and the reason.
 fn inject_plugin(
     target: &mut Target,
     plugin: &Plugin,
@@ -206,7 +209,7 @@ impl TargetLayout {
     }
 }
 
-/// Stores in the page what the new thread needs: addresses of functions, names and parameters.
+/// Stores in the shared page the addresses of functions, the names and the parameters that the new thread reads.
 fn fill_page(page: &mut SharedPage, target: &Target, layout: &TargetLayout, source: &PluginSource) {
     let functions = &target.functions;
     page.set_word(shared_page::DLOPEN, functions.dlopen);
@@ -259,7 +262,7 @@ fn has_protection_keys() -> bool {
     __cpuid_count(0, 0).eax >= 7 && __cpuid_count(7, 0).ecx & OSPKE != 0
 }
 
-/// Returns the signal mask of all signals but those with these numbers.
+/// Returns the signal mask of all signals except those with the numbers in `signals`.
 fn signal_mask_except<'a>(signals: impl Iterator<Item = &'a i32>) -> u64 {
     signals.fold(u64::MAX, |mask, signal| mask & !(1 << (signal - 1)))
 }
@@ -272,9 +275,9 @@ enum LoadOutcome {
     NoThread(Errno),
 }
 
-/// Waits until the plugin was started or loading it has failed. Provides the file in memory on request. `creator` is
-/// the call that creates the thread, which may fail. Gives up if the process is stopped, or if a step takes too long;
-/// the error says what is left there.
+/// Waits until the plugin was started, or its loading or its thread has failed. Provides the file in memory when the
+/// thread requests it. `creator` is the call that creates the thread. Gives up if the process is stopped, or if a step
+/// takes too long; the error then says what of memprof is left in the process.
 fn wait_until_loaded(
     target: &Target,
     page: RemotePage<'_>,
@@ -375,8 +378,8 @@ fn cancel_loading(page: RemotePage<'_>) -> io::Result<&'static str> {
     })
 }
 
-/// Returns the name of the file that is mapped at an address of a process, without its directories. "of no file" if
-/// there is none.
+/// Returns the name, without directories, of the file that is mapped at an address of a process. Returns "of no file"
+/// if there is none, or if the mappings cannot be read.
 fn file_name_at(pid: u32, address: u64) -> String {
     let maps = read_maps(pid).unwrap_or_default();
     let mapping = mappings(&maps).find(|mapping| mapping.range.contains(&address));

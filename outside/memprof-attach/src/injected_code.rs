@@ -342,8 +342,8 @@ unsafe extern "C" {
     static memprof_attach_code_end: u8;
 }
 
-/// Returns the position-independent machine code of the assembly above. Its first instruction is the `start_routine` of
-/// `pthread_create(3)`, whose argument is the shared page.
+/// Returns the position-independent machine code that loads and calls the plugin, to be copied into the target. Its
+/// first instruction is the `start_routine` of `pthread_create(3)`, whose argument is the address of the shared page.
 pub(crate) fn loader_code() -> &'static [u8] {
     let start = &raw const memprof_attach_code;
     let end = &raw const memprof_attach_code_end;
@@ -351,7 +351,8 @@ pub(crate) fn loader_code() -> &'static [u8] {
     unsafe { slice::from_raw_parts(start, end as usize - start as usize) }
 }
 
-/// Returns the offset in the code of the function that creates the new thread. Its argument is the shared page.
+/// Returns the offset in [`loader_code`], in bytes, of the function that creates the new thread. A stopped thread calls
+/// it, with the address of the shared page as argument.
 pub(crate) fn creator_offset() -> u64 {
     let start = &raw const memprof_attach_code;
     let create = &raw const memprof_attach_create;

@@ -53,7 +53,8 @@ pub(crate) fn load_plugin(
     Ok(reports_success(&reply.map_err(AttachError::io_error(act))?))
 }
 
-/// Sends a request in version 1 of the protocol: texts that end with NUL. "true" says that the path is absolute.
+/// Sends the request to load the plugin, in version 1 of the attach protocol: texts that end with NUL. "true" says that
+/// the path is absolute.
 fn send_load_request(jvm: &mut UnixStream, plugin: &Path, options: &str) -> io::Result<()> {
     jvm.set_write_timeout(Some(LOAD_TIMEOUT))?;
     let words = [b"1", b"load".as_slice(), plugin.as_os_str().as_bytes()];
@@ -89,8 +90,8 @@ fn read_reply(jvm: &mut UnixStream, deadline: Instant) -> io::Result<String> {
     }
 }
 
-/// Returns whether a reply reports success. The first line is the protocol's code, the second the result of
-/// `Agent_OnAttach`, without a prefix before Java 9.
+/// Returns whether a reply reports success: 0 as the protocol's code in the first line, and as the result of
+/// `Agent_OnAttach` in the second. Before Java 9, the second line has no prefix.
 fn reports_success(reply: &str) -> bool {
     let mut lines = reply.lines();
     let protocol = lines.next();

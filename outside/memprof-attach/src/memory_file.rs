@@ -14,8 +14,9 @@ use crate::target::{Target, thread_dirs, thread_lost_error};
 pub(crate) const MEMFD_NAME: &str = "memory_profile.so";
 const MEMFD_LINK: &str = "/memfd:memory_profile.so (deleted)";
 
-/// Writes the plugin into the file in memory that the new thread has made, and passes its path to the thread. Fails if
-/// the thread could not make the file, if that file or the plugin's own cannot be opened, or if the thread is gone.
+/// Writes the plugin into the file in memory (memfd) that the new thread has created, and passes its path to the
+/// thread. Fails if the thread could not create the file, if that file or the plugin's own cannot be opened, or if the
+/// thread is gone.
 pub(crate) fn provide_plugin_file(
     target: &Target,
     page: RemotePage<'_>,

@@ -45,8 +45,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 const DISTURBED_CALL_TIMEOUT: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Returns how to fix a refusal; `None` if nothing can be done. For Node, which needs no right to trace, it suggests
-/// the inspector.
+/// Returns how to fix a refusal to attach to a process; `None` if nothing can be done. If the right to trace is missing
+/// and the process is a Node, also suggests its inspector, which needs no such right.
 pub fn refusal_remedy(pid: u32, refusal: &Refusal) -> Option<String> {
     let remedy = refusal.remedy();
     match refusal {
@@ -61,10 +61,11 @@ pub fn refusal_remedy(pid: u32, refusal: &Refusal) -> Option<String> {
     }
 }
 
-/// Makes Node load the plugin through its inspector, and start it.
+/// Makes Node load the plugin through its inspector, and start it. Opens the inspector first if it is closed, and
+/// closes it afterwards.
 ///
 /// # Errors
-/// The reason why the process was not attached to. It continues as before.
+/// The reason why the process was not attached to. The process continues as before.
 pub fn attach_by_node_inspector(
     pid: u32,
     plugin: &Plugin,
@@ -73,8 +74,9 @@ pub fn attach_by_node_inspector(
     watch_program(pid, || load_by_inspector(pid, plugin, attachment))
 }
 
-/// Makes Node load the plugin through its inspector, and start it. Does not watch for the end of the process. Fails as
-/// [`attach_by_node_inspector`] does.
+/// Makes Node load the plugin through its inspector, and start it. Opens the inspector first if it is closed; the
+/// loading script then closes it. Unlike [`attach_by_node_inspector`], does not watch for the end of the process. Fails
+/// with the reason why the plugin was not loaded.
 fn load_by_inspector(
     pid: u32,
     plugin: &Plugin,
@@ -112,7 +114,7 @@ fn load_by_inspector(
     }
 }
 
-/// Fails if the inspector would listen in another network namespace, where this process cannot connect.
+/// Fails if the process is in another network namespace, in which its inspector could not be reached from here.
 fn require_same_network(pid: u32) -> Result<(), AttachError> {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/net"));
     match namespace(&pid.to_string()) {
@@ -214,8 +216,8 @@ fn find_or_open_inspector(pid: u32, process: &OwnedFd) -> Result<OpenInspector, 
 }
 
 impl OpenInspector {
-    /// Connects to the inspector that may listen at a port. `None` unless an inspector replies. The result keeps
-    /// `was_open`, which says whether the port was open before the attachment.
+    /// Requests the targets of the inspector that may listen at a port. `None` unless an inspector replies within a
+    /// second. `was_open` says whether the port was open before the attachment; the result keeps it.
     fn connect(listener: &Listener, was_open: bool) -> Option<Self> {
         Some(Self {
             listener: *listener,

@@ -79,7 +79,7 @@ pub fn patch_entry_points(
 /// `mi_malloc`, in the program and in each library. Returns a result for each file with such an allocator.
 ///
 /// # Errors
-/// The program cannot be read. Errors of each file are as for [`patch_entry_points`].
+/// The program cannot be read. The result of each file is an error for the reasons given at [`patch_entry_points`].
 pub fn patch_other_allocators(
     pid: u32,
     max_pause: Duration,
@@ -93,7 +93,8 @@ pub fn patch_other_allocators(
     })
 }
 
-/// Patches the functions of one file, except those that are patched already. Fails as [`patch_entry_points`] does.
+/// Patches the functions of one file, except those that are patched already. Plans the patches, maps and writes the
+/// table of trampolines, then writes the jumps while all threads are stopped. Fails as [`patch_entry_points`] does.
 fn patch_file(
     pid: u32,
     code: AllocatorCode,
@@ -152,8 +153,8 @@ fn patch_file(
     })
 }
 
-/// Finds the table of a plan's file in the process, written by an earlier attachment, and returns its address. `None`
-/// if there is none.
+/// Finds the table of trampolines that an earlier attachment has written for the plan's file, and returns its address
+/// in the process. `None` if there is no such table, or the plan has no functions.
 fn find_table_for(target: &Target, plan: &PatchPlan) -> Option<u64> {
     let starts = plan.functions.iter().map(|each| each.prologue.range.start);
     let range = starts.clone().min()?..=starts.max()?;
@@ -228,7 +229,8 @@ fn is_patched(memory: &Memory, entry: &InstalledEntry) -> std::io::Result<bool> 
     Ok(found == entry.jump)
 }
 
-/// Fails if a function differs from its file outside of the bytes of a jump, which are checked later.
+/// Fails if a function differs from its file outside of the bytes that a jump replaces. Whoever writes the jump checks
+/// those.
 fn require_unchanged_code(target: &Target, plan: &PatchPlan) -> Result<(), AttachError> {
     for function in &plan.functions {
         let mut found = vec![0; function.code.len()];
@@ -251,7 +253,7 @@ fn changed_error(function: &PlannedPatch) -> AttachError {
     ))
 }
 
-/// Returns the address and content of the table of this plan in the process, written by an earlier attachment or now.
+/// Finds the table of trampolines for this plan in the process, or maps and writes it. Returns its address and content.
 /// Fails if the existing table is of another version, a function was changed, no free addresses are near, or the table
 /// cannot be mapped or written.
 fn find_or_write_table(

@@ -72,7 +72,8 @@ impl Plugin {
         Ok(PluginSource::TemporaryCopy(copy))
     }
 
-    /// Returns whether the path names the same file in the root directory and mount namespace of a process.
+    /// Returns whether the path names the same file in the root directory and mount namespace of a process, by device,
+    /// inode and size. False if one of the two files cannot be found.
     pub(crate) fn has_same_path(&self, pid: u32) -> bool {
         let path = &self.path;
         let target_path = Path::new("/proc")

@@ -129,8 +129,9 @@ fn find_shortage(used: ResourceUsage, limits: &str, max_mappings: Option<u64>) -
     })
 }
 
-/// Parses a line such as `Max data size             8388608              unlimited            bytes     `. `None` if
-/// the line is missing, or its soft limit is `unlimited`.
+/// Parses the limit called `name` in the text of /proc/PID/limits, where its line is for example `Max data size
+/// 8388608              unlimited            bytes     `. `None` if the line is missing or malformed, or its soft limit
+/// is `unlimited`.
 fn parse_limit(limits: &str, name: &str) -> Option<LimitValue> {
     let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
     let mut values = line.split_whitespace().map(|value| value.parse().ok());
@@ -140,21 +141,23 @@ fn parse_limit(limits: &str, name: &str) -> Option<LimitValue> {
     })
 }
 
-/// Returns the value in bytes of a line such as `VmData: 224 kB`; 0 without the line.
+/// Returns the value in bytes of the line `name` of /proc/PID/status, such as `VmData: 224 kB`. 0 if the line is
+/// missing or malformed.
 fn field_bytes(status: &str, name: &str) -> u64 {
     let number =
         field_value(status, name).and_then(|value| value.split_whitespace().next()?.parse().ok());
     number.map_or(0, |kibibytes: u64| kibibytes << 10)
 }
 
-/// Returns the value of a line with a hexadecimal number; 0 without the line.
+/// Returns the hexadecimal number in the line `name` of /proc/PID/status, such as `CapEff: 000001ffffffffff`. 0 if the
+/// line is missing or malformed.
 fn hex_field(status: &str, name: &str) -> u64 {
     let number =
         field_value(status, name).and_then(|value| u64::from_str_radix(value.trim(), 16).ok());
     number.unwrap_or(0)
 }
 
-/// Returns the text after the name of a field; `None` if it is missing.
+/// Returns the text after the name and the colon in the line `name` of /proc/PID/status. `None` if the line is missing.
 fn field_value<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     let mut lines = status.lines();
     lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))

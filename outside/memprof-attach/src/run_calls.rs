@@ -54,9 +54,9 @@ pub(crate) struct FunctionStack {
     pub(crate) page: u64,
 }
 
-/// Makes a thread at a safe point run calls. Does not wait for their end. Calls of functions need a `stack` of their
-/// own; `None` if all are system calls. The thread has the signal mask `blocked` meanwhile. Fails if no thread reaches
-/// a safe point in time.
+/// Makes a thread at a safe point run calls: stops it, writes the frames of the calls, and detaches it. Does not wait
+/// for the end of the calls. Calls of functions need a `stack` of their own; `None` if all are system calls. The thread
+/// has the signal mask `blocked` meanwhile. Fails if no thread reaches a safe point in time.
 pub(crate) fn run_calls(
     target: &mut Target,
     calls: &[RemoteCall],
@@ -87,8 +87,8 @@ pub(crate) fn run_calls(
     }
 }
 
-/// Makes one attempt of [`run_calls`], with its parameters, on a thread that is not among `avoided`. Fails if no such
-/// thread reaches a safe point in time.
+/// Makes a thread that is not among `avoided` run `calls`, in one attempt; `stack` and `blocked` are as for
+/// [`run_calls`]. Fails if no such thread reaches a safe point in time, or one cannot be stopped.
 fn try_run_calls(
     target: &mut Target,
     calls: &[RemoteCall],
@@ -136,7 +136,8 @@ fn try_run_calls(
     })
 }
 
-/// Builds the error for a failed write to the target's memory; if the process has ended or executed, says so.
+/// Builds the error for a failed write to the target's memory. If the process has ended or executed another program,
+/// the error says so.
 pub(crate) fn write_error(target: &Target, cause: io::Error) -> AttachError {
     let failed = |()| AttachError::io_error(WRITE_ERROR)(cause);
     target
@@ -196,8 +197,8 @@ pub(crate) fn has_returned(target: &Target, call: &CallInProgress) -> bool {
     waiting_syscall(target.pid, call.tid).is_some_and(|waiting| waiting.stack == call.stack)
 }
 
-/// Unmaps those of the ranges that are mapped, and waits for it. Nothing must run in them. Returns whether some stay
-/// mapped, because no thread could unmap them.
+/// Makes a thread of the target unmap those of the ranges that are mapped, and waits up to 5 s until it has. No code in
+/// the ranges may be running. Returns whether some stay mapped, because no thread could unmap them.
 pub(crate) fn unmap_ranges(target: &mut Target, ranges: &[Range<u64>]) -> bool {
     let mapped = |target: &Target| -> Vec<Range<u64>> {
         let is_mapped = |range: &&Range<u64>| {

@@ -83,10 +83,12 @@ impl ProgramCodeMap {
             .collect();
     }
 
-    /// Checks whether a thread that was stopped while running may make remote calls.
+    /// Checks whether a thread that was stopped while running may make remote calls: all its frames must be code of the
+    /// program, except for those in which libc started the thread. `restorer` is the address of libc's signal return
+    /// code, which is the return address of every signal handler.
     ///
     /// # Errors
-    /// The reason why not at this moment.
+    /// The reason why the thread may make no calls at this moment.
     pub(crate) fn require_safe_point(
         &mut self,
         memory: &Memory,
@@ -123,8 +125,8 @@ impl ProgramCodeMap {
         self.require_program_frames(&frames)
     }
 
-    /// Fails unless the stack begins in libc's start of the program or of a thread, and then has only code of the
-    /// program. Another function there, such as one of libc or an allocator, may be one that the remote calls need.
+    /// Fails unless the outermost frames are libc's start of the program or of a thread, and all others are code of the
+    /// program. Another function, such as one of libc or an allocator, may hold a lock that the remote calls need.
     /// `frames` start with the innermost one.
     fn require_program_frames(&self, frames: &[u64]) -> Result<(), &'static str> {
         let entry = self.startup.as_ref().map_or(0, |startup| startup.entry);
@@ -191,8 +193,9 @@ fn file_code_kind(file: &[u8], is_allocator: bool) -> CodeKind {
     }
 }
 
-/// Finds the files other than libc whose functions the loader calls to allocate: the first in the loader's order
-/// that defines each. `None` if they cannot be determined.
+/// Finds the files other than libc whose functions the loader calls to allocate. For each of [`ALLOCATION_FUNCTIONS`],
+/// it is the first file in the loader's order that defines the function. `entry` is the program's entry point. `None`
+/// if the files cannot be determined.
 fn find_allocators(memory: &Memory, maps: &[u8], entry: u64) -> Option<Vec<File>> {
     let program = mappings(maps).find(|mapping| mapping.range.contains(&entry))?;
     let is_first_mapping = |mapping: &Mapping<'_>| mapping.offset == 0 && mapping.inode != 0;

@@ -99,9 +99,12 @@ enum UnsafeReason {
     Fatal(AttachError),
 }
 
-/// Stops the first thread at a safe point that is not among `avoided` and has room for the frames of `calls` calls.
-/// Tries for [`SAFE_POINT_TIMEOUT`]; running threads only after [`RUNNING_THREADS_DELAY`]. Then fails with a filter's
-/// refusal, else with the reason of the last thread. Fails at once for a thread that does not stop, so avoid it next.
+/// Stops the first thread at a safe point that is not among `avoided` and whose stack has room for the frames of
+/// `calls` calls. Tries running threads only after [`RUNNING_THREADS_DELAY`].
+///
+/// Fails after [`SAFE_POINT_TIMEOUT`]: with the refusal of a thread's seccomp filter, if there was one, else with the
+/// reason of the thread that was tried last. Fails at once with `Unstoppable` if a thread does not stop; the caller
+/// then adds it to `avoided`.
 pub(crate) fn stop_at_safe_point(
     target: &mut Target,
     calls: usize,
@@ -140,7 +143,7 @@ pub(crate) fn stop_at_safe_point(
         for (tid, state_when_listed) in candidates.iter().filter(|(tid, _)| !avoided.contains(tid))
         {
             match stop_if_safe(target, *tid, *state_when_listed, calls) {
-                Ok(borrowed) => return Ok(borrowed),
+                Ok(stopped) => return Ok(stopped),
                 Err(UnsafeReason::Retry(reason)) => {
                     // A filter's refusal stays: it is permanent, and says more.
                     let reason = reason.to_owned();
@@ -202,8 +205,9 @@ fn list_candidates(
     Ok((waiting, running))
 }
 
-/// Stops a thread. If it is at no safe point, resumes it and fails with the reason. `state_when_listed` decides what a
-/// safe point is; `calls` is the number of calls for whose frames the stack must have room.
+/// Stops a thread. If it is at no safe point, resumes it and fails with the reason. `state_when_listed` says whether a
+/// safe point is a wait in a system call, or code of the program. `calls` is the number of calls for whose frames the
+/// stack must have room.
 fn stop_if_safe(
     target: &mut Target,
     tid: u32,
@@ -239,6 +243,8 @@ fn stop_if_safe(
                     .read_array(registers.rip.wrapping_sub(CALL_LENGTH as u64));
                 syscall_restart::restarted_registers(&registers, code.ok()?)
             });
+            // Without these registers, the thread would see its call fail with EINTR. In other cases, dropping
+            // `stopped` resumes the thread.
             if let Some(registers) = restarted {
                 // The request fails for a thread that was killed.
                 let _ = stopped.resume_with(&registers);
@@ -331,7 +337,7 @@ fn require_program_code(
 }
 
 /// Fails unless a thread waits in a system call that it can repeat, outside of signal handlers and allocators.
-/// Returns the registers with which it repeats the call.
+/// Returns the registers with which the thread repeats the call after the remote calls.
 fn require_repeatable_wait(
     target: &Target,
     registers: &libc::user_regs_struct,
@@ -344,6 +350,7 @@ fn require_repeatable_wait(
         .memory
         .read_array(r.rip.wrapping_sub(CALL_LENGTH as u64));
     let code: [u8; CALL_LENGTH] = code.map_err(|_| THREAD_ENDED)?;
+    // `syscall`.
     if !code.ends_with(&[0x0f, 0x05]) {
         return Err(UnsafeReason::Retry(
             "a thread waits elsewhere than at a syscall instruction",

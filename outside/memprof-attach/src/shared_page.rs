@@ -77,7 +77,8 @@ pub(crate) const TOML: usize = 1536 + 4096;
 /// Second argument of `memprof_attached` on a thread that has a descriptor table without files.
 pub(crate) const OWN_TABLE: u64 = 0x5461_626c;
 
-/// Returns the words of the page by which the new thread makes these calls or not, each after its offset.
+/// Returns three words of the shared page, each after its offset in bytes. They say which of the optional system calls
+/// in `calls` the new thread makes: for a descriptor table of its own, RDTSC and CPUID.
 pub(crate) fn spare_call_words(calls: SpareCalls) -> [(u64, u64); 3] {
     let table = if calls.own_descriptors { OWN_TABLE } else { 0 };
     [
@@ -159,7 +160,8 @@ impl RemotePage<'_> {
         self.memory.read_u64(self.address + offset as u64)
     }
 
-    /// Reads the progress of the thread. Fails if the page is not mapped any more.
+    /// Reads the progress of the new thread. An unknown number counts as `Done`. Fails if the page is not mapped any
+    /// more.
     pub(crate) fn read_stage(self) -> std::io::Result<LoaderStage> {
         Ok(match self.read_word(STAGE)? {
             0 => LoaderStage::NotStarted,
@@ -178,7 +180,8 @@ impl RemotePage<'_> {
         self.memory.write(address, &reply.to_le_bytes())
     }
 
-    /// Reads the error text of the plugin or the loader, at most [`TEXT_LENGTH`] bytes; empty on success.
+    /// Reads the error text of the plugin or the loader, at most [`TEXT_LENGTH`] bytes; empty on success. Fails if the
+    /// page is not mapped any more.
     pub(crate) fn read_text(self) -> std::io::Result<String> {
         let text: [u8; TEXT_LENGTH] = self.memory.read_array(self.address + TEXT as u64)?;
         let end = text.iter().position(|byte| *byte == 0);

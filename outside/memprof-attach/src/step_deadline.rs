@@ -11,16 +11,16 @@ use memprof_ptrace::read_proc_text;
 pub(crate) const CALLS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of the step while its thread waits for a processor.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Interval at which it is looked whether the thread waits for one.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Most threads that are looked at.
+/// Minimum interval between two checks whether the thread waits for a processor.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum number of threads that one check reads.
 const MAX_THREADS: usize = 4096;
 
 /// Deadline that begins when it is created.
 #[derive(Debug)]
 pub(crate) struct StepDeadline {
     start: Instant,
-    last_look: Option<Instant>,
+    last_check: Option<Instant>,
 }
 
 impl StepDeadline {
@@ -28,7 +28,7 @@ impl StepDeadline {
     pub(crate) fn new() -> Self {
         Self {
             start: Instant::now(),
-            last_look: None,
+            last_check: None,
         }
     }
 
@@ -38,23 +38,24 @@ impl StepDeadline {
     }
 
     /// Returns whether the deadline has passed: [`CALLS_TIMEOUT`], or [`BUSY_TIMEOUT`] while thread `tid` of the
-    /// process is ready to run, or another of its threads has never run. Also false within [`LOOK_INTERVAL`] after the
-    /// last check.
+    /// process is ready to run, or another thread of the process has never run. Checks the threads at most once per
+    /// [`CHECK_INTERVAL`], and returns false in between.
     pub(crate) fn has_passed(&mut self, pid: u32, tid: u32) -> bool {
         let elapsed = self.start.elapsed();
         if elapsed < CALLS_TIMEOUT
             || self
-                .last_look
-                .is_some_and(|at| at.elapsed() < LOOK_INTERVAL)
+                .last_check
+                .is_some_and(|at| at.elapsed() < CHECK_INTERVAL)
         {
             return false;
         }
-        self.last_look = Some(Instant::now());
+        self.last_check = Some(Instant::now());
         elapsed > BUSY_TIMEOUT || !waits_for_processor(pid, tid)
     }
 }
 
-/// Returns whether the thread `tid` of a process is ready to run, or another of its threads has never run.
+/// Returns whether the thread `tid` of a process is ready to run, or another thread of the process has never run. A new
+/// thread, which has not run yet, may be the one that makes the step.
 fn waits_for_processor(pid: u32, tid: u32) -> bool {
     let tasks = PathBuf::from(format!("/proc/{pid}/task"));
     let is_new = |path: PathBuf| read_proc_text(path).is_ok_and(|text| has_never_run(&text));
@@ -77,8 +78,8 @@ fn is_runnable(stat: &str) -> bool {
     fields.is_some_and(|fields| fields.starts_with('R'))
 }
 
-/// Returns whether a thread has had no processor yet, by the text of its schedstat: its time on one, its time of waiting
-/// and the number of its time slices (Documentation/scheduler/sched-stats.rst of Linux).
+/// Returns whether a thread has had no processor yet, by the text of its schedstat: its time on one, its time of
+/// waiting and the number of its time slices (Documentation/scheduler/sched-stats.rst of Linux).
 fn has_never_run(schedstat: &str) -> bool {
     let mut fields = schedstat.split_ascii_whitespace();
     matches!(

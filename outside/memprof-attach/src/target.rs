@@ -99,11 +99,12 @@ impl Target {
             // Two commands would write their frames to the same addresses.
             memory.try_lock_process().map_err(|_| AttachError::Busy)?;
         }
-        // Before the error of `memory` is returned, because this one names the reason.
+        // Before the error of `memory` is returned, because the error of this check names the reason.
         examine_for_load(pid)?;
         let memory = Arc::new(memory.map_err(AttachError::io_error(path))?);
         let target = Self::read_facts(pid, Arc::clone(&memory))
             .map_err(|error| memory.explain_error(error))?;
+        // The child process that has read so far is too slow while threads are stopped.
         memory.switch_to_direct_reads()?;
         Ok(target)
     }
@@ -170,13 +171,13 @@ impl Target {
         })
     }
 
-    /// Reads the mappings again. Fails if the process has ended or executed another program.
+    /// Reads the mappings of the process again. Fails if the process has ended or executed another program.
     pub(crate) fn refresh(&mut self) -> Result<(), AttachError> {
         self.maps = read_maps(self.pid)?;
         self.require_same_program()
     }
 
-    /// Fails if the process has ended or executed another program, so that addresses are void.
+    /// Fails if the process has ended or executed another program: the addresses in `self` are then invalid.
     pub(crate) fn require_same_program(&self) -> Result<(), AttachError> {
         // The open memory file belongs to the program that was executed at its opening.
         match self.memory.read_u64(self.libc) {
@@ -238,7 +239,8 @@ fn process_gone_error(pid: u32) -> AttachError {
     })
 }
 
-/// Returns the error for a shared page that is not mapped any more: the process or thread has ended.
+/// Returns the error for a shared page that is not mapped any more: the process has ended or executed another program,
+/// or its new thread went on without memprof.
 pub(crate) fn thread_lost_error(target: &Target) -> AttachError {
     if let Err(error) = target.require_same_program() {
         return error;

@@ -59,8 +59,8 @@ impl TargetRoot {
         proc.is_ok_and(|proc| statat(&proc, "self", AtFlags::SYMLINK_NOFOLLOW).is_ok())
     }
 
-    /// Creates a file with these bytes that the process can open, in the first of [`COPY_DIRS`] where that works.
-    /// Fails with the error of the last one.
+    /// Creates a file with these bytes that the process can open, in the first of [`COPY_DIRS`] where that works. Fails
+    /// with the error of the last directory if it works in none.
     pub(crate) fn write_copy(&self, bytes: &[u8]) -> io::Result<TemporaryCopy> {
         let mut last_error = io::Error::from(Errno::NOENT);
         for dir in COPY_DIRS {
@@ -115,7 +115,8 @@ impl TargetRoot {
         target.is_ok_and(|target| namespace("self").is_ok_and(|own| own == target))
     }
 
-    /// Opens a directory below the process's root; symbolic links cannot leave it. Fails if there is none.
+    /// Opens the directory `path`, relative to the process's root. Symbolic links cannot leave the root. Fails if there
+    /// is no such directory.
     pub(crate) fn open_directory(&self, path: &str) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -123,7 +124,8 @@ impl TargetRoot {
     }
 }
 
-/// Fails if a user cannot create files in a directory: root creates none for a process that could not do so itself.
+/// Fails with `ACCESS` if the user with the id `user` cannot create files in a directory, by its owner and mode; rights
+/// of groups do not count. memprof may run as root, and must create no file that the process itself could not create.
 pub(crate) fn require_writable(directory: &Stat, user: u32) -> Result<(), Errno> {
     const WRITABLE_BY_OWNER: u32 = 0o200;
     const WRITABLE_BY_ALL: u32 = 0o002;
@@ -134,7 +136,8 @@ pub(crate) fn require_writable(directory: &Stat, user: u32) -> Result<(), Errno>
     }
 }
 
-/// Creates a directory. Fails with `EPERM` if another user has replaced it meanwhile.
+/// Creates the directory `name` in `parent` with exactly the rights `mode`, and opens it. Fails with `EPERM` if another
+/// user has replaced the directory meanwhile.
 fn create_dir(parent: &OwnedFd, name: &str, mode: Mode) -> io::Result<OwnedFd> {
     mkdirat(parent, name, mode)?;
     let directory = openat(parent, name, DIRECTORY_FLAGS, Mode::empty())?;

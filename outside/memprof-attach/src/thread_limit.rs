@@ -27,11 +27,13 @@ pub(crate) struct ThreadLimits {
 }
 
 impl RaisedThreadLimit {
-    /// Raises the limit of a process if it leaves less than [`NEEDED_THREADS`]. `None` if it suffices, if it cannot be
-    /// read, or if the process is root's, which the kernel does not limit.
+    /// Raises the thread limit of a process if it is less than the process's threads plus [`NEEDED_THREADS`]. The new
+    /// limit leaves [`NEEDED_THREADS`] beside all threads of the user. `None` if the limit suffices or cannot be read,
+    /// or if the process is root's, which the kernel does not limit.
     ///
     /// # Errors
-    /// `ThreadLimit`: the limit is too low, and this user may not raise it.
+    /// `ThreadLimit`: the limit is too low, and this user may not raise it. Other refusals: the process's status cannot
+    /// be read.
     pub(crate) fn raise_if_needed(pid: u32) -> Result<Option<Self>, Refusal> {
         let status = ProcStatus::read_thread(pid)?;
         let original = read_thread_limit(pid).filter(|limit| {
@@ -114,7 +116,7 @@ fn parse_thread_limit(limits: &str) -> Option<Rlimit> {
     })
 }
 
-/// Counts the threads of all processes with a real user ID, as far as /proc shows them.
+/// Counts the threads of all processes whose real user ID is `uid`, as far as /proc shows them.
 fn count_user_threads(uid: u32) -> u64 {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());

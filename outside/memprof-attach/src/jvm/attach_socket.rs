@@ -27,8 +27,9 @@ const TEMP_DIR: &str = "tmp";
 const SOCKET_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Connects to the JVM in a process with these mappings. `None` if there is no JVM, or if it does not accept this
-/// user.
+/// Connects to the JVM in the process `pid`, which has the mappings `maps`. If the JVM's socket is not open, sends
+/// SIGQUIT and waits up to 10 s for it. `None` if there is no JVM, if it is stopped or does not accept this user, if
+/// attaching is disabled, or if its temporary directory cannot be opened.
 pub(super) fn connect_to_jvm(pid: u32, maps: &[u8]) -> Option<UnixStream> {
     if !is_hotspot(maps) || is_attach_disabled(pid) {
         return None;
@@ -54,8 +55,8 @@ pub(super) fn connect_to_jvm(pid: u32, maps: &[u8]) -> Option<UnixStream> {
         .or_else(|| jvm.connect_after_sigquit(&process))
 }
 
-/// Returns whether the process maps HotSpot. OpenJ9's library has the same name, and OpenJ9 writes a file of all its
-/// threads on SIGQUIT.
+/// Returns whether the process maps HotSpot. OpenJ9 does not count: its library has the same name, but it writes a file
+/// of all its threads on SIGQUIT.
 fn is_hotspot(maps: &[u8]) -> bool {
     let has_library =
         |prefix: &[u8]| mappings(maps).any(|mapping| mapping.file_name().starts_with(prefix));
@@ -87,7 +88,7 @@ impl Jvm {
         if self.status.caught & (1 << (Signal::QUIT.as_raw() - 1)) == 0 {
             return None;
         }
-        let attach_file = AttachFile::new(self).ok()?;
+        let attach_file = AttachFile::create(self).ok()?;
         pidfd_send_signal(process, Signal::QUIT).ok()?;
         let start = Instant::now();
         while start.elapsed() < SOCKET_TIMEOUT {
@@ -101,7 +102,8 @@ impl Jvm {
         None
     }
 
-    /// Connects to the socket. `None` unless it exists and the JVM itself listens there.
+    /// Connects to the JVM's attach socket, `.java_pidPID`. `None` unless the socket exists and the JVM itself listens
+    /// on it, by the pid of the peer.
     fn connect(&self) -> Option<UnixStream> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
@@ -114,14 +116,14 @@ impl Jvm {
         (u32::try_from(peer.pid()) == Ok(self.pid)).then_some(stream)
     }
 
-    /// Returns the pid of the JVM in its own pid namespace.
+    /// Returns the pid of the JVM in its own pid namespace, which the names of its files contain.
     fn pid_in_namespace(&self) -> u32 {
         self.status.ns_pids.last().copied().unwrap_or(self.pid)
     }
 }
 
-/// Connects to the Unix socket at `path`, or fails if that would block: a listener that accepts nothing would
-/// decide for how long.
+/// Connects to the Unix socket at `path`. Fails if that would block, because a listener that accepts no connections
+/// would block it for ever. Later reads and writes block.
 fn connect_nonblocking(path: &str) -> io::Result<UnixStream> {
     let kind = SocketType::STREAM;
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -140,9 +142,9 @@ struct AttachFile<'a> {
 }
 
 impl<'a> AttachFile<'a> {
-    /// Creates the file `.attach_pidPID`, which the JVM checks before it opens its socket; it belongs to the JVM's
-    /// user. Fails if that user could not create it, or if it exists.
-    fn new(jvm: &'a Jvm) -> Result<Self, Errno> {
+    /// Creates the file `.attach_pidPID`, whose existence the JVM checks before it opens its socket. The file belongs
+    /// to the JVM's user. Fails if that user could not create it, or if it exists.
+    fn create(jvm: &'a Jvm) -> Result<Self, Errno> {
         let temp_dir = &jvm.temp_dir;
         let [_, user, ..] = jvm.status.uids;
         require_writable(&fstat(temp_dir)?, user)?;

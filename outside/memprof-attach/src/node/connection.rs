@@ -12,8 +12,7 @@ pub(super) struct InspectorConnection {
 }
 
 impl InspectorConnection {
-    /// Connects within `timeout`, which is also the deadline for the first reads and writes. Fails with `TimedOut`
-    /// after it.
+    /// Connects within `timeout`, which also limits the first reads and writes. Fails with `TimedOut` after that time.
     pub(super) fn connect(address: SocketAddr, timeout: Duration) -> io::Result<Self> {
         let deadline = Instant::now() + timeout;
         let stream = TcpStream::connect_timeout(&address, timeout)?;
@@ -28,7 +27,7 @@ impl InspectorConnection {
     /// Returns the time until the deadline; never 0, which is no valid timeout of a socket.
     ///
     /// # Errors
-    /// `TimedOut`: it has passed.
+    /// `TimedOut`: the deadline has passed.
     fn remaining_time(&self) -> io::Result<Duration> {
         let remaining = self.deadline.saturating_duration_since(Instant::now());
         match remaining.is_zero() {

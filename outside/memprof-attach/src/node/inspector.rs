@@ -30,7 +30,8 @@ pub(super) struct Inspector {
 }
 
 impl Inspector {
-    /// Requests the targets at an address; `None` unless an inspector replies.
+    /// Requests the list of targets at an address. `None` unless an inspector replies within a second, and has a Node
+    /// target.
     pub(super) fn find(address: SocketAddr) -> Option<Self> {
         let target_id = node_target_id(&list_targets(address).ok()?)?;
         Some(Self { address, target_id })
@@ -59,8 +60,8 @@ impl Inspector {
     }
 }
 
-/// Requests `GET /json/list`, and returns the body of the response. Fails if the peer sends none in time, or sends too
-/// much.
+/// Requests `GET /json/list` of an inspector, and returns the body of the response: its targets as JSON. Fails if the
+/// peer sends no response within a second, or more than 1 MiB.
 fn list_targets(address: SocketAddr) -> io::Result<Vec<u8>> {
     let mut connection = InspectorConnection::connect(address, LIST_TIMEOUT)?;
     let request =

@@ -29,8 +29,8 @@ pub(super) fn list_listeners(pid: u32) -> io::Result<Vec<Listener>> {
     Ok(listeners)
 }
 
-/// Returns whether any process in this network namespace listens on a port of the loopback addresses. False if that
-/// cannot be read.
+/// Returns whether any process in this network namespace listens on `port` of a loopback address or of all addresses.
+/// False if the kernel's tables cannot be read.
 pub(super) fn is_port_in_use(port: u16) -> bool {
     let is_on_port = |listener: &Listener| {
         listener.address.ip().is_loopback() && listener.address.port() == port

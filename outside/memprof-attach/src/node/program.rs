@@ -41,8 +41,8 @@ pub(super) fn open_node_process(pid: u32) -> Result<OwnedFd, AttachError> {
     }
 }
 
-/// Builds the error for a file of the process in /proc that could not be read. It is `Ended` if the process is gone,
-/// and a refusal if this user may not read the file.
+/// Builds the error for a file of the process in /proc that could not be read. The error is `Ended` if the process is
+/// gone, and a refusal if this user may not read the file.
 pub(super) fn proc_error(pid: u32, file: &str, error: io::Error) -> AttachError {
     match Errno::from_raw(error.raw_os_error().unwrap_or_default()) {
         Errno::ENOENT | Errno::ESRCH => Refusal::Ended.into(),
@@ -51,8 +51,9 @@ pub(super) fn proc_error(pid: u32, file: &str, error: io::Error) -> AttachError 
     }
 }
 
-/// Returns the kernel function in which the main thread waits, if a signal may make that call fail; else `None`. libuv
-/// repeats waits for events (epoll), and glibc those for locks (futex).
+/// Returns the kernel function in which the main thread waits, if a signal may make that call fail. `None` if no call
+/// would fail: libuv repeats waits for events (epoll), and glibc those for locks (futex). Also `None` if the thread's
+/// files in /proc cannot be read.
 pub(super) fn call_that_signal_would_disturb(pid: u32) -> Option<String> {
     let read = |file: &str| read_proc_text(format!("/proc/{pid}/task/{pid}/{file}"));
     function_that_signal_would_disturb(&read("status").ok()?, &read("wchan").ok()?)
@@ -73,7 +74,8 @@ fn function_that_signal_would_disturb(status: &str, function: &str) -> Option<St
     }
 }
 
-/// Fails unless the number is the pid of a process that is neither a zombie nor stopped.
+/// Fails unless `pid` is the pid of a process, not of another thread, and the process is neither a zombie nor stopped.
+/// `status` is the status of that pid.
 fn require_process(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
     if status.thread_group != pid {
         let process = status.thread_group;
@@ -86,7 +88,8 @@ fn require_process(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
     }
 }
 
-/// Fails unless the process executes Node for glibc.
+/// Fails unless the process executes a Node for glibc: the program or a mapped `libnode` exports `node::Start`, and the
+/// program's loader is not musl's.
 fn require_node_program(pid: u32) -> Result<(), AttachError> {
     let file = File::open(format!("/proc/{pid}/exe"));
     let file = file.map_err(|error| proc_error(pid, "exe", error))?;

@@ -89,7 +89,8 @@ impl AllocatorCode {
     /// Reads the program and the libraries if they contain an allocator other than the one that serves `malloc`.
     ///
     /// # Errors
-    /// As for [`Self::read`], of the program only.
+    /// `Io`, `Failed`, `NotPatched`: the program cannot be read or parsed, or is too large. Leaves out libraries with
+    /// such a fault.
     pub(crate) fn read_other_allocators(pid: u32) -> Result<Vec<Self>, AttachError> {
         let mut budget = FileBudget::new();
         let program = AllocatorFile::open_program(pid)?;
@@ -225,7 +226,7 @@ impl AllocatorCode {
         self.bytes_from(address)?.get(..length as usize)
     }
 
-    /// Returns the bytes from an address to the end of its section; `None` if it is in none.
+    /// Returns the bytes from an address to the end of its section; `None` if no section contains the address.
     fn bytes_from(&self, address: u64) -> Option<&[u8]> {
         let mut sections = self.sections.iter();
         sections.find_map(|(start, bytes)| bytes.get(address.checked_sub(*start)? as usize..))
@@ -330,7 +331,8 @@ fn defines_malloc(program: &Elf<'_>) -> bool {
 }
 
 /// Returns the difference between the program's addresses in the process and in its file; 0 if it is not position
-/// independent. Fails if its program headers are not found.
+/// independent. It is the difference between the two addresses of the program headers: in the process by the auxiliary
+/// vector, in the file by `PT_PHDR`. Fails if one of these is missing.
 fn program_load_bias(pid: u32, program: &Elf<'_>) -> Result<u64, AttachError> {
     let path = format!("/proc/{pid}/auxv");
     let vector = fs::read(&path).map_err(AttachError::io_error(path))?;

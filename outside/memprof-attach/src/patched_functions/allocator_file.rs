@@ -60,8 +60,8 @@ impl AllocatorFile {
         libraries.open_library(pid, base)
     }
 
-    /// Opens the libraries that do not serve `malloc` to others, without memprof's own. Leaves out those whose files were
-    /// replaced.
+    /// Opens the libraries that do not export `malloc`, without memprof's own, which exports [`TABLES_SYMBOL`]. Leaves
+    /// out those whose files were replaced.
     ///
     /// # Errors
     /// `Io`: the process cannot be read.
@@ -153,8 +153,8 @@ impl LoadedLibraries {
     }
 }
 
-/// Opens a regular file. `None` if it is not the one that is loaded at `base`: the first [`COMPARED_SIZE`] bytes
-/// differ. Fails if one of the two cannot be read.
+/// Opens the file at `path`. `None` if it is no regular file, or not the one that is loaded at `base`: the first
+/// [`COMPARED_SIZE`] bytes differ. Fails if the file or the loaded bytes cannot be read.
 fn open_if_loaded(path: &Path, memory: &Memory, base: u64) -> io::Result<Option<File>> {
     let mut options = OpenOptions::new();
     // The process may have put a FIFO in the file's place.

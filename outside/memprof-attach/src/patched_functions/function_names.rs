@@ -66,7 +66,7 @@ impl FunctionNames {
         }
     }
 
-    /// Adds the prefix of a jemalloc if this is the name of its [`JEMALLOC`].
+    /// Adds the prefix of a jemalloc if `name` is that of its function [`JEMALLOC`] (`mallctl`): the text before it.
     pub(crate) fn add_jemalloc_prefix(&mut self, name: &[u8]) {
         let prefix = name.strip_suffix(JEMALLOC.as_bytes());
         if let Some(prefix) = prefix.and_then(|prefix| str::from_utf8(prefix).ok()) {
@@ -106,9 +106,9 @@ impl FunctionNames {
         })
     }
 
-    /// Returns all groups if the file serves `malloc`. Otherwise returns only the groups that both allocate and free.
-    /// If the C++ operators are the only such group, returns none: they then belong to the C++ library, and call
-    /// `malloc`.
+    /// Returns the groups of `functions` to patch; a group is the common prefix of an allocator's names. Returns all
+    /// groups if the file serves `malloc`. Otherwise returns only the groups that both allocate and free. If the C++
+    /// operators are the only such group, returns none: they then belong to the C++ library, and call `malloc`.
     pub(crate) fn complete_groups<'a>(
         &self,
         functions: impl Iterator<Item = &'a KnownFunction>,

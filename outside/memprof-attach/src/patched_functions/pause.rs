@@ -12,7 +12,8 @@ const PAUSE_PER_THREAD: Duration = Duration::from_micros(50);
 /// Time to write the patches.
 const MIN_PAUSE: Duration = Duration::from_millis(1);
 
-/// Fails if the threads would be stopped for longer than `max_pause` by an estimate from their number.
+/// Fails with `LongPause` if all threads of the process would be stopped for longer than `max_pause`, by an estimate
+/// from their number. Also fails if that number cannot be read.
 pub(super) fn require_short_pause(target: &Target, max_pause: Duration) -> Result<(), AttachError> {
     let threads = ProcStatus::read_thread(target.pid)?.threads;
     let estimate = estimate_pause(threads);
@@ -26,7 +27,7 @@ pub(super) fn require_short_pause(target: &Target, max_pause: Duration) -> Resul
     }
 }
 
-/// Estimates for how long all threads are stopped, by their number.
+/// Estimates for how long all threads are stopped: a fixed time, plus a time for each of the threads.
 fn estimate_pause(threads: u32) -> Duration {
     MIN_PAUSE + PAUSE_PER_THREAD * threads
 }

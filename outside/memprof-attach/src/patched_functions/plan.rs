@@ -50,7 +50,8 @@ impl PlannedPatch {
 }
 
 impl PatchPlan {
-    /// Plans the patches of a program or library.
+    /// Plans the patches of a program or library: one for each function of its allocators, except for those that only
+    /// forward to another such function, and those that only allocate and cannot be patched.
     ///
     /// # Errors
     /// `NotPatched`: `malloc` or a function that frees cannot be patched. Without a hook at every function that
@@ -69,7 +70,8 @@ impl PatchPlan {
         };
         for (address, (known, function)) in &hooked {
             let bytes = code.bytes(*address, function.length);
-            // If it only jumps to a hooked function or to another file's, its calls are counted there.
+            // A function that only jumps to another allocator function needs no patch: the hook of the other one counts
+            // its calls.
             let forwarded =
                 bytes.and_then(|bytes| code.call_target(&initial_jump(bytes, *address)?));
             if forwarded.is_some_and(|other| {
@@ -92,7 +94,7 @@ impl PatchPlan {
                     prologue,
                     is_outer: false,
                 }),
-                // Its calls are counted in the other function.
+                // A short function that calls a hooked one of the same shape: the hook of that one counts its calls.
                 Err(_)
                     if bytes.is_some_and(|bytes| {
                         bytes.len() <= MAX_FORWARDER_LENGTH
@@ -126,7 +128,8 @@ impl PatchPlan {
         Ok(plan)
     }
 
-    /// Records that a function is not patched, with the reason. Fails if it must be: `malloc`, or one that frees.
+    /// Records that a function is not patched, with the reason. Fails with `NotPatched` if the function must be
+    /// patched: `malloc`, and every function that frees.
     fn record_skipped(&mut self, known: &KnownFunction, reason: &str) -> Result<(), AttachError> {
         let sentence = format!("{} {reason}", known.name);
         let base = known.name.strip_prefix(&*known.group);
@@ -138,8 +141,9 @@ impl PatchPlan {
     }
 }
 
-/// Returns the functions that have hooks, by address, each with one of its names. Fails with `NotPatched` if one of
-/// them cannot be patched, two have one name, or `malloc` or `free` of the process is missing.
+/// Returns the file's allocator functions, which get hooks, by address, each with one of its names. Fails with
+/// `NotPatched` if one of them is an indirect function or has names with different arguments, if two have one name, or
+/// if the process's `malloc` or `free` is missing.
 fn hooked_functions(
     code: &AllocatorCode,
 ) -> Result<BTreeMap<u64, (&KnownFunction, &AllocatorFunction)>, AttachError> {
@@ -160,8 +164,8 @@ fn hooked_functions(
                 "{one} and {other} are one function, with different arguments"
             ));
         }
-        let mut names_of_it = function.names.iter();
-        if let Some(duplicate) = names_of_it.find(|each| !names.insert(&each.name)) {
+        let mut own_names = function.names.iter();
+        if let Some(duplicate) = own_names.find(|each| !names.insert(&each.name)) {
             return fail(format!(
                 "it has two functions that are called {}",
                 duplicate.name

@@ -11,11 +11,12 @@ use crate::target::Target;
 /// Stores the address of a table in the plugin's list [`TABLES_SYMBOL`]. Does nothing if the list has it already.
 ///
 /// # Errors
-/// `NotPatched`: the process has no plugin with such a list, or the list is full.
+/// `NotPatched`: the process has no plugin with such a list, or the list is full. `Io`: the process's memory cannot be
+/// read or written.
 pub(super) fn register_table(target: &Target, table: u64) -> Result<(), AttachError> {
     let failed = |cause| write_error(target, cause);
     let libraries = loaded_libraries(&target.memory, &target.maps).map_err(failed)?;
-    // The plugin is among the last ones.
+    // From the end: the plugin was loaded late.
     let list = libraries.iter().rev().find_map(|base| {
         LibraryImage::read(&target.memory, *base)
             .ok()?

@@ -66,7 +66,8 @@ impl fmt::Display for NotRelocatable {
     }
 }
 
-/// Decodes all instructions of a function that lies at `address`.
+/// Decodes the 64-bit instructions in `code`, the bytes of a function at `address`. Bytes that are no instruction give
+/// an invalid one.
 pub(crate) fn decode_instructions(code: &[u8], address: u64) -> impl Iterator<Item = Instruction> {
     Decoder::with_ip(64, code, address, DecoderOptions::NONE).into_iter()
 }
@@ -141,10 +142,11 @@ impl Prologue {
     /// Encodes the instructions for `address`, followed by a jump to the rest of the function.
     ///
     /// # Errors
-    /// `Far`: an operand cannot be reached from there.
+    /// `Far`: an operand cannot be reached from `address`.
     pub(crate) fn relocate_to(&self, address: u64) -> Result<RelocatedPrologue, NotRelocatable> {
         let mut instructions = self.instructions.clone();
-        // Its own address stays 0: with `range.end` its target would lie in the block, and be encoded as itself.
+        // The address of the jump itself stays 0. If it were `range.end`, which is also the jump's target, the encoder
+        // would take the jump for its own target.
         let back = Instruction::with_branch(Code::Jmp_rel32_64, self.range.end);
         let back = back.map_err(|_| NotRelocatable::Far)?;
         instructions.push(back);

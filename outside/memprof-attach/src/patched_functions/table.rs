@@ -40,7 +40,8 @@ pub(crate) struct InstalledEntry {
 }
 
 impl TableImage {
-    /// Builds the table of a plan for the address `base`.
+    /// Builds the table of a plan for the address `base`, and the code after it: for each function a trampoline and the
+    /// relocated prologue. Writes nothing to the process.
     ///
     /// # Errors
     /// The name of the first function that cannot be relocated, and the reason.
@@ -97,7 +98,8 @@ impl TableImage {
         })
     }
 
-    /// Writes the table and the code, and last the mark by which [`find_tables`] recognizes a complete table.
+    /// Writes the table and the code to the process, and last the mark by which [`find_tables`] recognizes a complete
+    /// table. Fails if the process's memory cannot be written.
     pub(crate) fn write(&self, memory: &Memory, base: u64) -> io::Result<()> {
         memory.write(base + TABLE_SIZE as u64, &self.code)?;
         memory.write(base, &self.table)?;
@@ -105,7 +107,7 @@ impl TableImage {
     }
 
     /// Returns whether the process has this table and its code at `base`. Ignores the addresses of hooks, which
-    /// the plugin may have set.
+    /// the plugin may have set. Fails if the process's memory cannot be read.
     pub(crate) fn matches(&self, memory: &Memory, base: u64) -> io::Result<bool> {
         let mut code = vec![0; self.code.len()];
         memory.read(base + TABLE_SIZE as u64, &mut code)?;
@@ -147,7 +149,8 @@ fn table_candidates(maps: &[u8]) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Reads the entries of the table at `base`. `InvalidData` if a jump cannot reach its trampoline.
+/// Reads the entries of the table at `base` in the process. Fails if the memory cannot be read, or with `InvalidData`
+/// if a function's jump cannot reach its trampoline.
 pub(crate) fn read_entries(memory: &Memory, base: u64) -> io::Result<Vec<InstalledEntry>> {
     let count = memory.read_u64(base + offset_of!(EntryTable, count) as u64)?;
     let count = (count as usize).min(EntryTable::MAX_ENTRIES);
@@ -179,8 +182,8 @@ fn encode_jump(from: u64, to: u64) -> Option<[u8; EntryRow::JUMP_SIZE]> {
     Some([0xe9, a, b, c, d])
 }
 
-/// Finds free addresses for a table near a function: below its file, where a program's heap does not grow, or in any gap
-/// that jumps reach. `None` if there are none.
+/// Finds free addresses for a table near a function: below its file, where a program's heap does not grow, or in any
+/// gap that jumps reach. `None` if there are none, or if no mapping contains the function.
 pub(crate) fn find_table_space(maps: &[u8], function: u64) -> Option<u64> {
     const MIN_ADDRESS: u64 = 0x10_0000;
     const MAX_DISTANCE: u64 = 1 << 30;
@@ -196,7 +199,8 @@ pub(crate) fn find_table_space(maps: &[u8], function: u64) -> Option<u64> {
         let next = all.partition_point(|mapping| mapping.range.end <= from);
         all.get(next).is_none_or(|next| next.range.start >= to)
     };
-    // Several distances: a command that was killed too early leaves a table without a mark.
+    // Several distances, in bytes, because some addresses may be in use. For example, a command that was killed too
+    // early leaves a table without a mark.
     let far = (0..32).map(|step| (16 << 20) - step * (64 << 10));
     let distances = far.chain([1 << 20, 1 << 17]);
     let below = distances.filter_map(|distance| start.checked_sub(distance));

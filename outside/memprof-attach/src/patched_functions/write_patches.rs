@@ -47,7 +47,8 @@ enum PatchFailure {
 /// undone.
 ///
 /// # Errors
-/// The threads cannot be stopped outside of the patched bytes. Nothing was changed then.
+/// The threads cannot be stopped outside of the patched bytes, or the code was changed by something else: then writes
+/// nothing. Also fails if a patch cannot be written; the patches before it stay.
 pub(crate) fn write_patches(
     target: &mut Target,
     patches: &[CodePatch],
@@ -74,8 +75,9 @@ pub(crate) fn write_patches(
     }
 }
 
-/// Stops all threads, writes the patches and resumes the threads, in one attempt. Returns for how long they were
-/// stopped. The failure says whether a later attempt may succeed.
+/// Stops all threads, moves those that are about to execute a relocated instruction, writes the patches and resumes the
+/// threads. Makes one attempt. Returns for how long the threads were stopped. The failure says whether a later attempt
+/// may succeed.
 fn try_write_patches(
     target: &Target,
     patches: &[CodePatch],
@@ -104,8 +106,8 @@ fn try_write_patches(
     outcome.map(|()| start.elapsed())
 }
 
-/// Converts the error of a stop: `Retry` if it may succeed later, `Fatal` if the process has ended or may not be
-/// traced.
+/// Converts the error of stopping all threads: `Retry` if a later attempt may succeed, `Fatal` if the process has ended
+/// or may not be traced.
 fn stop_failure(target: &Target, error: StopAllError) -> PatchFailure {
     match error {
         StopAllError::Unreadable(_) => PatchFailure::Fatal(target.process_gone_error()),
@@ -179,7 +181,7 @@ fn require_no_relocated_address(
     }
 }
 
-/// Returns whether one of the words is the address of a relocated instruction, other than the first of its function.
+/// Returns whether one of the words is an address in a relocated prologue, after its first byte.
 fn contains_relocated_address(
     mut words: impl Iterator<Item = u64>,
     relocated: &[RelocatedRange],
@@ -191,8 +193,9 @@ fn contains_relocated_address(
     words.any(|word| is_near(word) && relocated.iter().any(|each| is_inside_relocated(each, word)))
 }
 
-/// Returns the new address for a thread that is about to execute a relocated instruction; `None` for other threads.
-/// Fails if the thread is inside an instruction.
+/// Returns the new address for a thread whose next instruction, at `instruction`, is a relocated one. `None` if the
+/// next instruction is another one, also if it is the first of its function. Fails if the address is inside an
+/// instruction.
 fn relocated_address(
     instruction: u64,
     relocated: &[RelocatedRange],
@@ -209,7 +212,8 @@ fn relocated_address(
     Ok(Some(*address))
 }
 
-/// Returns whether an address is in the range after its first byte, where a jump or the original instruction begins.
+/// Returns whether an address is in the relocated range, but not its first byte. A thread may continue at the first
+/// byte, where the patched jump begins as the original instruction did.
 fn is_inside_relocated(relocated: &RelocatedRange, address: u64) -> bool {
     relocated.range.start < address && address < relocated.range.end
 }
@@ -227,7 +231,8 @@ fn apply_patches(target: &Target, patches: &[CodePatch]) -> Result<(), AttachErr
         }
     }
     for patch in patches {
-        // On one page (`NotRelocatable::TwoPages`), so the write is not half done if this program is killed.
+        // The bytes are on one page (otherwise `NotRelocatable::TwoPages`), so the kernel writes all or none of them,
+        // even if this program is killed.
         memory
             .write(patch.address, &patch.patched)
             .map_err(failed())?;
