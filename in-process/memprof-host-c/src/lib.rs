@@ -184,8 +184,9 @@ pub extern "C" fn memprof_label_pop(before: u16) {
     memprof_labels::pop(Mark(before));
 }
 
-/// Reads the config and starts the host. Failures are logged. Also makes the program's callback the logger of the crate
-/// `log`, unless there is one already.
+/// Reads the config file and starts the host. First makes the program's callback the logger of the crate `log`, unless
+/// there is one already, and later sets its level to that in the config. The error is empty, because failures are
+/// logged.
 fn start_host(options: &memprof_host_options_t) -> Result<Host, ()> {
     // The logger receives the lines of this library, besides those of plugins.
     let logger: &'static CallbackLogger = Box::leak(Box::new(CallbackLogger {
@@ -214,8 +215,8 @@ fn start_host(options: &memprof_host_options_t) -> Result<Host, ()> {
     Host::start(&config, program).map_err(|error| log::error!("{error}"))
 }
 
-/// Returns a leaked copy, because plugins borrow it until the process ends. Empty if `text` is null. Bytes that are not
-/// UTF-8 are replaced.
+/// Copies a C string. The copy is leaked, because plugins borrow it until the process ends. Empty if `text` is null.
+/// Bytes that are not UTF-8 are replaced.
 ///
 /// # Safety
 /// `text` is null or NUL-terminated.
@@ -228,8 +229,8 @@ unsafe fn leak_text(text: *const c_char) -> &'static str {
     Box::leak(text.to_string_lossy().into_owned().into_boxed_str())
 }
 
-/// Passes content type and body of a reply to those of the program's callbacks that it gave. Does nothing if `reply` is
-/// null.
+/// Passes the content type of a reply to the program's callback `begin`, and the body to `write`. Skips a callback that
+/// is NULL. Does nothing if `reply` is null.
 ///
 /// # Safety
 /// `reply` is null, or a host's reply as memprof.h describes it.

@@ -17,14 +17,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// Starts the host of the config file CONFIG, and sends it the lines of standard input until their end.
+/// Starts the host of the config file that the first argument names. Then sends each line of standard input to a
+/// plugin, and prints the reply, until the input ends.
 fn serve() -> Result<(), Box<dyn Error>> {
     let path = std::env::args_os()
         .nth(1)
         .ok_or("usage: admin_host CONFIG")?;
-    // `[server]` is this program's own table; it would be read by `toml::from_str`.
+    // The file may also contain the program's own table `[server]`. A real program would read it with `toml::from_str`.
     let config = Config::read_beside(&PathBuf::from(path), &["server"])?;
-    // Before the plugins are created: a refused one is only logged. The level is applied by the program alone.
+    // The logger must exist before the plugins are created, because a plugin that cannot be loaded is only logged. The
+    // host does not apply the config's log level; the program does.
     env_logger::Builder::new()
         .filter_level(config.log.level()?)
         .init();

@@ -53,8 +53,8 @@ impl Body {
     /// Creates a body from the first `size` bytes of the file `fd`. Duplicates the descriptor.
     ///
     /// # Errors
-    /// `InvalidInput` if it is not a regular file, is shorter than `size`, or can still be written to. Those of
-    /// fstat(2), and of fcntl(2), `F_GETFL` and `F_DUPFD_CLOEXEC`.
+    /// `InvalidInput` if `fd` is not a regular file, is shorter than `size`, or can still be written to. Also the
+    /// errors of fstat(2), and of fcntl(2), `F_GETFL` and `F_DUPFD_CLOEXEC`.
     pub fn from_file(fd: BorrowedFd<'_>, size: u64) -> io::Result<Self> {
         let stat = rustix::fs::fstat(fd)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -120,7 +120,8 @@ impl Body {
     /// Returns all bytes; reads those of a file into memory.
     ///
     /// # Errors
-    /// The body is a file larger than [`COPY_LIMIT`], whose path the error contains; or the file cannot be read.
+    /// The body is a file larger than [`COPY_LIMIT`], whose path the error contains; or there is no memory for the
+    /// bytes; or the file cannot be read.
     pub fn into_bytes(self) -> io::Result<Vec<u8>> {
         match self {
             Self::Bytes(bytes) => Ok(bytes),
@@ -147,7 +148,7 @@ const SEALED: SealFlags = SealFlags::SHRINK.union(SealFlags::WRITE);
 
 /// Returns whether the descriptor is open for reading only.
 fn is_read_only(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    // A descriptor of `O_PATH` has the access mode of reading, too, but cannot be read.
+    // `F_GETFL` also reports read-only access for an `O_PATH` descriptor, which cannot be read.
     let flags = rustix::fs::fcntl_getfl(fd)?;
     Ok(flags & (OFlags::RWMODE | OFlags::PATH) == OFlags::RDONLY)
 }

@@ -172,18 +172,18 @@ impl Client {
     /// timeout of its message.
     ///
     /// # Errors
-    /// Those of [`connect`](Self::connect).
+    /// No host listens there, this user may not connect, or the host does not accept in time.
     pub fn connect_within(socket: &Path, timeout: Duration) -> Result<Self, ClientError> {
         let mut client = Self::connect_until(socket, Deadline::after(timeout))?;
         client.set_timeout(timeout);
         Ok(client)
     }
 
-    /// Connects before the deadline. Later requests have the timeouts of their messages. Fails as
-    /// [`connect`](Self::connect) does.
+    /// Connects to the control socket of a host. Later requests have the timeouts of their messages. Fails if no host
+    /// listens there, if this user may not connect, or if the host does not accept before the deadline.
     pub(crate) fn connect_until(socket: &Path, deadline: Deadline) -> Result<Self, ClientError> {
         let connection = Connection::open(socket, deadline)?;
-        let peer = connection.peer()?;
+        let peer = connection.read_peer()?;
         Ok(Self {
             connection,
             socket: socket.to_owned(),
@@ -231,7 +231,7 @@ impl Client {
     /// Requests the list of the host's plugins, which includes those that could not be created.
     ///
     /// # Errors
-    /// Those of [`host_info`](Self::host_info).
+    /// The host does not respond within 10 seconds, has closed the connection, or is no host.
     pub fn plugins(&mut self) -> Result<Vec<PluginInfo>, ClientError> {
         let plugins = self.call_method(PLUGINS, Value::Null, IMMEDIATE_TIMEOUT);
         plugins.map(|(plugins, _)| plugins)
@@ -276,8 +276,8 @@ impl Client {
         Ok(ReceivedBody { result, file })
     }
 
-    /// Sends a request and waits for its response, at most for `timeout` unless another one was set. Also returns the
-    /// file that was passed with it. `None` if none was passed.
+    /// Sends a request and waits for its response, at most for `timeout`, unless the client has a timeout or deadline
+    /// of its own. Also returns the file that was passed with the response; `None` if none was passed.
     ///
     /// # Errors
     /// [`ClientError::Unreachable`] if no response comes in time; [`ClientError::Refused`] for an error in the

@@ -110,11 +110,11 @@ impl Config {
         Self::read_beside(path, &[])
     }
 
-    /// Reads a config file that also configures the program, and parses it as [`parse_beside`](Self::parse_beside)
-    /// does. The error names the file.
+    /// Reads and parses a config file that also configures the program. `own` names the tables and keys at the top of
+    /// the file that are the program's own, and are left out. The error names the file.
     ///
     /// # Errors
-    /// Those of [`read`](Self::read).
+    /// The file cannot be read, is not TOML, or has an unknown key or a value of the wrong type.
     pub fn read_beside(path: &Path, own: &[&str]) -> Result<Self, ConfigError> {
         let config_error = |message: String| ConfigError {
             path: path.to_owned(),
@@ -131,7 +131,7 @@ impl Config {
     /// [`read_beside`](Self::read_beside) set it themselves.
     #[must_use]
     pub fn with_path(mut self, path: &Path) -> Self {
-        // The reader of an error may be in another directory.
+        // The path must be absolute, because the reader of an error may be in another directory.
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         for plugin in &mut self.plugin {
             plugin.source = match plugin.text_in_file {
@@ -147,7 +147,7 @@ impl Config {
     /// those of the file. The program parses the same text for its own tables.
     ///
     /// # Errors
-    /// Those of [`parse`](Self::parse).
+    /// The text is not TOML, or has an unknown key or a value of the wrong type; the message contains line and column.
     pub fn parse_beside(text: &str, own: &[&str]) -> Result<Self, String> {
         let mut table = DeTable::parse(text).map_err(|error| error.to_string())?;
         for name in own {
@@ -192,8 +192,9 @@ impl LogConfig {
 }
 
 impl PluginConfig {
-    /// Returns `[plugin.config]` as the plugin receives it: at its lines in the file, so that line numbers in the
-    /// plugin's errors are those of the file.
+    /// Returns `[plugin.config]` as the plugin receives it: the text of the file in which all other lines are blank, so
+    /// that line numbers in the plugin's errors are those of the file. If the file has the config in another form, such
+    /// as an inline table, returns it as new TOML.
     pub fn config_text(&self) -> String {
         let text_in_file = self.text_in_file.clone();
         text_in_file.unwrap_or_else(|| self.config.to_string())

@@ -29,11 +29,11 @@ pub(crate) enum ConfigSource {
 const PARSE_ERROR: &str = "TOML parse error at ";
 
 impl ConfigSource {
-    /// Adds the file, line or key that an error concerns to its text. `reason` is the plugin's error in one line,
-    /// `text` the config that the plugin received.
+    /// Adds the file, line or key that an error concerns to the text of the error. `reason` is the plugin's error in
+    /// one line, `text` the config that the plugin received.
     pub(crate) fn locate_error(&self, text: &str, reason: &str) -> String {
         let Some((start, position, error)) = split_position(reason) else {
-            return match self.file_in_errors() {
+            return match self.config_file() {
                 Some(file) if !reason.contains(&file) => format!("config file {file}: {reason}"),
                 _ => reason.to_owned(),
             };
@@ -80,8 +80,9 @@ impl ConfigSource {
         }
     }
 
-    /// Returns the path of the file, if all of the config is in one. `None` otherwise.
-    fn file_in_errors(&self) -> Option<String> {
+    /// Returns the path of the config file. `None` if some of the config comes from elsewhere, or if its source is
+    /// unknown.
+    fn config_file(&self) -> Option<String> {
         match self {
             #[cfg(any(feature = "adapters", feature = "loader"))]
             Self::File(file) | Self::FileKeys(file) => Some(file.display().to_string()),
@@ -119,7 +120,8 @@ fn line_number(position: &str) -> Option<usize> {
 }
 
 /// Returns the key that line `number` (from 1) of a TOML text sets, with its table: `keep.count` for `count = 3` below
-/// `[keep]`. For a table header, returns the table. `None` if the line sets no key.
+/// `[keep]`. For a table header, returns the table. The text must be as the crate `toml` formats it, with blanks around
+/// `=`. `None` if the line sets no key.
 #[cfg(any(feature = "adapters", feature = "loader"))]
 fn key_in_line(text: &str, number: usize) -> Option<String> {
     let header = |line: &str| {

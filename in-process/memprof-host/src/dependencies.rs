@@ -21,10 +21,11 @@ use search_list::{Candidate, candidates_in, expand_list, expand_path};
 /// Most libraries that are checked for one plugin.
 const MAX_LIBRARIES: usize = 1024;
 
-/// Checks the libraries that the loader reads with a plugin. All must be whole. Those that the plugin brings, or one of
-/// its own libraries, must also be as trusted as the plugin. Those in the directories of the program and of the system
-/// need not: the program's own libraries come from there. `plugin` is the path that the loader gets, `bytes` its
-/// content. The error names the library.
+/// Checks the libraries that the loader reads with a plugin. All must be complete ELF files. Libraries that the plugin,
+/// or a library that it brings, finds by its own search path must also be as trusted as the plugin. Libraries in the
+/// directories of the program and of the system need not be trusted: the program's own libraries come from there.
+/// `plugin` is the path that the loader gets, `bytes` the content of that file, and `own_uid` the user id of the
+/// process. The error names the library.
 pub(crate) fn check_dependencies(plugin: &Path, bytes: &[u8], own_uid: u32) -> Result<(), String> {
     let process = ProcessSearch::for_this_process();
     let check = |library: &Library, bytes: &[u8]| {
@@ -37,11 +38,12 @@ pub(crate) fn check_dependencies(plugin: &Path, bytes: &[u8], own_uid: u32) -> R
     require_versioned_files(&libraries, &process)
 }
 
-/// Fails if a library needs versions of another one that will not be loaded: in that case the loader ends the process
-/// (`_dl_check_map_versions` of glibc asserts that the other one is there).
+/// Fails if a library needs symbol versions of another one that will not be loaded, because the loader would end the
+/// process: `_dl_check_map_versions` of glibc asserts that the other library is there.
 fn require_versioned_files(libraries: &[Library], process: &ProcessSearch) -> Result<(), String> {
     let is_loaded = |name: &Vec<u8>| {
         let has_name = |library: &Library| {
+            // The loader loads each needed library too, or fails with an error.
             let info = &library.link_info;
             info.soname.as_ref() == Some(name) || info.needed.contains(name)
         };
@@ -72,10 +74,10 @@ struct Library {
     is_own: bool,
 }
 
-/// Calls `check` with each library that the loader reads with the plugin, in the loader's order, and returns them with
-/// the plugin as the first. If it is not certain which of several files the loader takes, as for variants for several
-/// CPUs, all of them are visited. Fails as soon as `check` fails, if a file cannot be mapped, and if there are more
-/// than [`MAX_LIBRARIES`].
+/// Calls `check` with each library that the loader reads with the plugin, in the loader's order (breadth-first), and
+/// returns them with the plugin as the first. If it is not certain which of several files the loader takes, as for
+/// variants for several CPUs, all of them are visited. Fails as soon as `check` fails, if a file cannot be mapped, and
+/// if there are more than [`MAX_LIBRARIES`].
 fn visit_dependencies(
     plugin: &Path,
     bytes: &[u8],
@@ -122,8 +124,9 @@ fn visit_dependencies(
     Ok(libraries)
 }
 
-/// Returns the paths at which the loader looks for the library `name` that `libraries[requester]` needs, in its order,
-/// each with whether the plugin or one of its own libraries names its directory.
+/// Returns the paths at which the loader looks for the library `name` that `libraries[requester]` needs, in the
+/// loader's order (ld.so(8)). Each comes with a flag: whether the plugin, or a library that it brings, names the
+/// directory.
 fn find_candidates(
     libraries: &[Library],
     requester: usize,
@@ -156,6 +159,7 @@ fn find_candidates(
         files.map(|file| (file, false)).collect::<Vec<_>>()
     };
     let mut found = Vec::new();
+    // The `DT_RPATH` of the library, and of those that need it, counts only if the library has no `DT_RUNPATH`.
     if library.link_info.runpath.is_none() {
         let needed_by = |library: &&Library| library.needed_by.map(|index| &libraries[index]);
         for library in std::iter::successors(Some(library), needed_by) {
@@ -175,8 +179,8 @@ fn find_candidates(
     found
 }
 
-/// Maps a library. `None` if it cannot be opened or is for another machine: the loader searches on. Fails if it is not
-/// a regular file (the loader might wait for a FIFO), or cannot be mapped.
+/// Maps a library into memory. `None` if the file cannot be opened or is for another machine: the loader then tries the
+/// next path. Fails if the file is not a regular one (the loader might wait for a FIFO), or cannot be mapped.
 fn map_library(path: &Path) -> Result<Option<Mmap>, String> {
     let refuse = |reason: String| format!("{}: {reason}", path.display());
     let Ok(metadata) = path.metadata() else {

@@ -104,7 +104,8 @@ struct SocketCandidate {
     process: Option<u32>,
 }
 
-/// Returns the hosts in the default directories that respond to this user, in the order of their pids.
+/// Queries the hosts in the default directories, and returns those that respond to this user, in the order of their
+/// pids. Takes at most 10 s.
 pub fn running_hosts() -> Vec<RunningHost> {
     let hosts = discover_hosts(DiscoveryScope::SocketDirs, |_| ()).hosts;
     hosts.into_iter().map(|(host, ())| host).collect()
@@ -138,8 +139,9 @@ fn default_candidates(pid: u32) -> Vec<SocketCandidate> {
         .collect()
 }
 
-/// Queries all hosts in `scope` in parallel, each for at most 3 s, all for at most 10 s. If one of the sockets is
-/// abandoned, also removes all abandoned sockets from this user's default directories.
+/// Queries all hosts in `scope` in parallel, each for at most 3 s, all for at most 10 s. Returns the hosts that
+/// responded with the results of `query`, in the order of their pids, and those that could not be reached. If no
+/// process listens at one of the sockets, also removes all such sockets from this user's default directories.
 pub fn discover_hosts<T: Send>(
     scope: DiscoveryScope<'_>,
     query: impl Fn(&mut Client) -> T + Sync,
@@ -147,8 +149,9 @@ pub fn discover_hosts<T: Send>(
     discover_hosts_within(HOST_TIMEOUT, scope, query)
 }
 
-/// Queries all hosts in `scope` in parallel, each for at most `timeout`, all for at most 10 s. If one of the sockets is
-/// abandoned, also removes all abandoned sockets from this user's default directories.
+/// Queries all hosts in `scope` in parallel, each for at most `timeout`, all for at most 10 s. Returns the hosts that
+/// responded with the results of `query`, in the order of their pids, and those that could not be reached. If no
+/// process listens at one of the sockets, also removes all such sockets from this user's default directories.
 pub fn discover_hosts_within<T: Send>(
     timeout: Duration,
     scope: DiscoveryScope<'_>,
@@ -191,8 +194,8 @@ pub fn discover_hosts_within<T: Send>(
 
 impl<T: Send> Discovery<T> {
     /// Queries all candidates in parallel. A candidate that responds goes to `hosts`, and any other to `unreachable`,
-    /// unless its socket is abandoned. After the deadline, the remaining candidates are not queried, and go to
-    /// `unreachable`. Returns whether one of the sockets is abandoned.
+    /// unless its socket is abandoned, which means that no process listens at it. After the deadline, the remaining
+    /// candidates are not queried, and go to `unreachable`. Returns whether one of the sockets is abandoned.
     fn query_candidates(
         &mut self,
         candidates: &[SocketCandidate],
@@ -298,6 +301,7 @@ fn socket_candidates(unreached: &mut Vec<UnreachableHost>) -> (Vec<SocketCandida
             None => Ok(None),
         });
         match sockets {
+            // The directory does not exist.
             Ok(None) => {}
             Ok(Some((owner, sockets))) => {
                 ranked.extend(sockets.into_iter().enumerate().map(|(rank, socket)| {
@@ -329,8 +333,8 @@ fn socket_candidates(unreached: &mut Vec<UnreachableHost>) -> (Vec<SocketCandida
 }
 
 /// Connects to a candidate and requests its identity. Later requests of the client have the same deadline. Fails with
-/// `PermissionDenied` if another user opened the socket. An error comes with the id of the process at the other end,
-/// `None` if it is unknown.
+/// `PermissionDenied` if another user opened the socket, and if the host does not accept or respond in time. An error
+/// comes with the id of the process at the other end; `None` if it is unknown.
 fn connect_candidate(
     candidate: &SocketCandidate,
     timeout: Duration,

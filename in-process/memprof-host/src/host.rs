@@ -28,8 +28,8 @@ pub struct Host {
 pub struct InvalidSocketError(String);
 
 impl Host {
-    /// Loads the plugins that `config` names, and opens the control socket. Whatever cannot be loaded or opened is
-    /// logged, and does not stop the host.
+    /// Loads the plugins that `config` names, and opens the control socket. A plugin that cannot be loaded, or a socket
+    /// that cannot be opened, is logged as an error; the host starts all the same.
     ///
     /// # Errors
     /// `[control] socket` is neither a switch nor an absolute path.

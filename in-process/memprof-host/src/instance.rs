@@ -109,10 +109,12 @@ impl Instance {
         unsafe { Self::create_with_source(entry, program, config, &ConfigSource::Unknown) }
     }
 
-    /// Like [`Instance::create`], with the source of `config`, which an error about the config names.
+    /// Checks an entry's version and size and that its library has no instance yet, then creates its plugin. `source`
+    /// is the source of `config`, which an error about the config names. Fails for another ABI, an incomplete entry or
+    /// another instance in the process, or with the reason that the plugin logged.
     ///
     /// # Safety
-    /// As for [`Instance::create`].
+    /// `entry` is null or a plugin's `memprof_plugin_entry`, and its library stays loaded until the process ends.
     pub(crate) unsafe fn create_with_source(
         entry: *const memprof_plugin_entry_t,
         program: HostProgram,
@@ -181,7 +183,8 @@ impl Instance {
     /// another ABI.
     ///
     /// # Safety
-    /// `entry` is as for [`Instance::create`]; `plugin` is one of its instances, and is never destroyed.
+    /// `entry` is null or a plugin's `memprof_plugin_entry`, and its library stays loaded until the process ends.
+    /// `plugin` is an instance that `entry` created, and is never destroyed.
     #[cfg(feature = "adapters")]
     pub(crate) unsafe fn from_other_copy(
         entry: *const memprof_plugin_entry_t,
@@ -215,8 +218,8 @@ impl Instance {
         self.entry
     }
 
-    /// Reports to the plugin that the calling thread is memprof's and works only for plugins. Does nothing if the plugin
-    /// has no function for that. Allocates nothing, unless the plugin does.
+    /// Reports to the plugin that the calling thread is memprof's, not the program's, so that a profiler does not
+    /// sample it. Does nothing if the plugin has no function for that. Allocates nothing, unless the plugin does.
     #[cfg_attr(
         not(feature = "control"),
         expect(

@@ -36,9 +36,10 @@ pub fn load(config: &PluginConfig, program: HostProgram) -> Result<Instance, Fai
     load_plugin_with_check(config, program, |_| Ok(()))
 }
 
-/// Loads the library that `config` names, and creates its plugin. Before it is created, calls `check_info` with the
-/// library's description, and fails if that fails. Warnings of the loader are logged. Fails also as [`load`]
-/// does.
+/// Loads the library that `config` names, and creates its plugin. The library stays loaded. Before the plugin is
+/// created, calls `check_info` with its description, and fails if `check_info` fails. Warnings about the library are
+/// logged. Fails also if the file does not exist, is refused by a check or cannot be loaded, or if the plugin cannot be
+/// created.
 pub(crate) fn load_plugin_with_check(
     config: &PluginConfig,
     program: HostProgram,

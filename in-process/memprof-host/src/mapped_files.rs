@@ -29,7 +29,7 @@ struct FileMapping<'a> {
     path: &'a Path,
 }
 
-/// Parses a line of /proc/PID/maps. `None` if the mapping is of no file.
+/// Parses a line of /proc/PID/maps. `None` if the mapping is of no file, or if the line is malformed.
 fn parse_mapping(line: &[u8]) -> Option<FileMapping<'_>> {
     let mut fields = line.split(|&byte| byte == b' ');
     let (start, end) = str::from_utf8(fields.next()?).ok()?.split_once('-')?;

@@ -17,7 +17,7 @@ pub struct HostProgram {
 }
 
 impl HostProgram {
-    /// Creates a `HostProgram` that logs through the `log` crate: its logger, below its `max_level`.
+    /// Creates a `HostProgram` whose plugins log to the logger of the `log` crate, up to the crate's `max_level`.
     pub fn new(name: &'static str, version: &'static str) -> Self {
         Self {
             name,

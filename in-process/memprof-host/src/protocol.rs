@@ -178,7 +178,7 @@ const HELP_COLUMN: usize = 33;
 pub const HELP: &str = "help";
 
 impl PluginInfo {
-    /// Creates the reply to [`HELP`]: the lines of each message.
+    /// Creates the reply to [`HELP`]: a text with the usage and help of each message.
     pub(crate) fn help_reply(&self) -> Reply {
         let lines: Vec<_> = self
             .usage
@@ -277,8 +277,8 @@ pub fn split_reply(reply: Reply, deliver: Option<Delivery>) -> (MessageResult, O
     }
 }
 
-/// Reads the `size` bytes of a file into a JSON value. Returns the file as a body if it cannot be read or is not a
-/// text: then the client gets it, and meets the error itself.
+/// Reads the `size` bytes of a file into a JSON value. If the file cannot be read, or is no UTF-8, returns the file as
+/// a body. The client then gets the file itself, and the error of reading it.
 fn inline_file(content_type: &str, file: File, size: u64) -> Result<Value, Body> {
     let mut bytes = vec![0; size as usize];
     match file.read_exact_at(&mut bytes, 0) {

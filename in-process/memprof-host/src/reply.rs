@@ -28,8 +28,8 @@ impl Reply {
         }
     }
 
-    /// Converts the reply to text for people: the `text` of a JSON object, otherwise the body. Read `status_code` before:
-    /// the reply is consumed.
+    /// Converts the reply to text for people: the field `text` of a JSON object, otherwise the body. For a body that is
+    /// a file, the text has its size and path. Read `status_code` before the call, which consumes the reply.
     pub fn into_text(self) -> String {
         let body = self.body.into_text();
         let text = serde_json::from_str(&body)

@@ -64,7 +64,8 @@ impl Router {
             .map(|entry| (&entry.info, &entry.plugin))
     }
 
-    /// Reports to all plugins that the calling thread is memprof's and works only for them.
+    /// Reports to all plugins that the calling thread is memprof's, not the program's, so that a profiler does not
+    /// sample it.
     #[cfg(feature = "control")]
     pub(crate) fn report_memprof_thread(&self) {
         let created = self
@@ -74,9 +75,9 @@ impl Router {
         created.for_each(Instance::report_memprof_thread);
     }
 
-    /// Sends a message to a plugin. Of several with that name, one that could be created is preferred. For a plugin
-    /// that could not be loaded, the reply is the reason. A plugin whose file was refused is also found by its name
-    /// without the prefix `lib`.
+    /// Sends a message to the plugin called `plugin`, and waits for its reply. Of several plugins with that name, one
+    /// that could be created is preferred. For a plugin that could not be loaded, the reply is the reason. Such a
+    /// plugin is also found by its name without the prefix `lib`.
     ///
     /// # Errors
     /// No plugin has that name.

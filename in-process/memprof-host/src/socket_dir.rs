@@ -36,7 +36,7 @@ fn default_dir_for(uid: u32) -> PathBuf {
     }
 }
 
-/// Returns the default directory of a user without one in /run.
+/// Returns the directory of a user's sockets in /tmp, for a user who has none in /run: `/tmp/memprof-<uid>`.
 pub fn tmp_dir(uid: u32) -> PathBuf {
     PathBuf::from(format!("/tmp/memprof-{uid}"))
 }
@@ -64,7 +64,7 @@ pub fn socket_dirs(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec
         });
         dirs.extend(users_with_socket_dirs().into_iter().flat_map(user_dirs));
     }
-    // A host may have been started without the variable.
+    // A host may have been started without `MEMPROF_SOCKET_DIR`.
     let from_environment = [
         default_dir(uid, &variable),
         default_dir(uid, without_variable),
@@ -110,8 +110,8 @@ impl SocketDir {
     /// Returns the user whose hosts the directory contains. `None` if there is no such directory.
     ///
     /// # Errors
-    /// Those of stat(2). `PermissionDenied` if the name contains a user, and the path is no directory of that user, of
-    /// this process's user or of root.
+    /// `PermissionDenied` if the name contains a user, and the path is no directory of that user, of this process's
+    /// user or of root. Also the errors of stat(2).
     pub fn owner(&self) -> io::Result<Option<u32>> {
         use io::ErrorKind::{NotADirectory, NotFound};
         // A link is followed only if the name contains no user: any user may create one in /tmp that leads elsewhere.
@@ -147,10 +147,11 @@ pub fn own_default_dir() -> PathBuf {
     })
 }
 
-/// Creates `directory` with mode 0700 if it is missing, and checks that no other user may write to it.
+/// Creates `directory` with mode 0700 if it is missing, and checks that it belongs to this user and that no other user
+/// has any right to it.
 ///
 /// # Errors
-/// Those of mkdir(2) and stat(2); `PermissionDenied` if another user could create a socket there.
+/// The errors of mkdir(2) and stat(2); `PermissionDenied` if another user could create a socket there.
 pub fn ensure_private_dir(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -167,10 +168,10 @@ pub fn ensure_private_dir(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Checks that only the owner of a file can replace it in a directory for a configured socket.
+/// Checks a directory for a configured socket: only the owner of a file in it may replace the file.
 ///
 /// # Errors
-/// Those of stat(2); `PermissionDenied` if others may rename files in it.
+/// The errors of stat(2); `PermissionDenied` if others may rename files in it.
 pub fn check_socket_parent(directory: &Path) -> io::Result<()> {
     // In a sticky directory (0o1000), only a file's owner may rename it.
     let metadata = directory.metadata()?;
@@ -196,11 +197,11 @@ pub(crate) fn pid_in_name(name: &str) -> Option<u32> {
     is_default.then_some(pid)
 }
 
-/// Lists the files in a directory whose extension is `sock`, as paths sorted by name. Empty if the directory is missing
-/// or no directory, which any user may create in /tmp.
+/// Lists the files in a directory whose extension is `sock`, as paths sorted by name. Empty if `directory` is missing,
+/// or is another file than a directory, which any user may create in /tmp.
 ///
 /// # Errors
-/// Those of readdir(3).
+/// The errors of readdir(3).
 pub fn list_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
     use io::ErrorKind::{NotADirectory, NotFound};
     let entries = match std::fs::read_dir(directory) {

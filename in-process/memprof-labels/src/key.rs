@@ -33,8 +33,8 @@ impl KeyTable {
         Self([const { AtomicPtr::new(ptr::null_mut()) }; MOST_KEYS])
     }
 
-    /// Returns the number of a key, which is the index of its slot. Adds the key if it is new. `None` if the table is
-    /// full.
+    /// Returns the number of a key, which is the index of its slot. Adds the key in the first empty slot if it is new.
+    /// `None` if the table is full. Takes no lock.
     fn intern_key(&self, key: &str) -> Option<u8> {
         let mut slots = (0..).zip(&self.0);
         slots.find_map(|(number, slot)| (intern_in_slot(slot, key) == key).then_some(number))

@@ -113,7 +113,8 @@ pub(crate) fn encode_label<'a>(key: &str, value: &'a str) -> Option<([u8; 2], &'
     Some(([number, value.len() as u8], value.as_bytes()))
 }
 
-/// Returns the labels of the calling thread, in the encoding of its record.
+/// Returns the labels of the calling thread as bytes: for each label the number of its key, the length of its value and
+/// the value.
 pub(crate) fn encoded_labels() -> Vec<u8> {
     CONTEXT.with(|Context { record, .. }| {
         let length = usize::from(record.length.get());

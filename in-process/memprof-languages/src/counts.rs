@@ -50,8 +50,8 @@ impl Counters {
         }
     }
 
-    /// Counts one walk by its outcome. A walk that ended early also counts as one with frames. A walk of a thread
-    /// without frames of the language counts as a sample only.
+    /// Counts one walk by its outcome. Every walk counts as a sample. A walk that ended early also counts as one with
+    /// frames. A walk of a thread on which no interpreter runs counts as a sample only.
     pub(crate) fn count_walk(&self, outcome: WalkOutcome) {
         self.samples.fetch_add(1, Relaxed);
         let more = match outcome {
@@ -66,9 +66,9 @@ impl Counters {
         more.fetch_add(1, Relaxed);
     }
 
-    /// Whether [`MAX_FAILURES`] stacks had unreadable frames, and no stack had a readable one: the layout is not as
-    /// expected.
-    pub(crate) fn is_given_up(&self) -> bool {
+    /// Returns whether [`MAX_FAILURES`] walks could not read the frames of the language, and no walk read one. The
+    /// runtime's layout is not as expected then, so the caller stops reading frames.
+    pub(crate) fn has_only_failures(&self) -> bool {
         self.with_frames.load(Relaxed) == 0 && self.unread.load(Relaxed) >= MAX_FAILURES
     }
 

@@ -56,7 +56,7 @@ impl CPython {
     /// Finds the layout of a `CPython` by its symbols. Also returns its version, as `PY_VERSION_HEX`.
     ///
     /// # Errors
-    /// The version is unknown, or its structures are not as expected.
+    /// The version is unknown, or the interpreter's structures are not as expected.
     pub(crate) fn from_symbols(
         symbols: &CPythonSymbols,
         reader: &mut Reader<'_>,
@@ -77,8 +77,9 @@ impl CPython {
         self.interpreter.address..self.interpreter.address + self.interpreter.size
     }
 
-    /// Adds the Python frames of the calling thread to `frames`, leaf first. `None` if the thread has no Python state,
-    /// if another thread is ending the interpreter, or if either cannot be read.
+    /// Adds the Python frames of the calling thread to `frames`, leaf first. Returns whether frames were found, and
+    /// whether all could be read. `None` if the thread has no `PyThreadState`, if another thread is ending the
+    /// interpreter, or if the fields that show this cannot be read.
     pub(crate) fn read_frames(
         &self,
         reader: &mut Reader<'_>,
@@ -106,7 +107,8 @@ impl CPython {
     }
 
     /// Returns the address of the calling thread's `PyThreadState`, also while the thread does not hold the GIL. `None`
-    /// if the thread has none, or if it cannot be read.
+    /// if the thread has none, if the state under the thread's key is of another thread, or if a field on the way to
+    /// the state cannot be read.
     fn thread_state(&self, reader: &mut Reader<'_>) -> Option<usize> {
         let layout = &self.layout;
         let this = pthread_self();
@@ -127,9 +129,10 @@ impl CPython {
         (id == this).then_some(state)
     }
 
-    /// Adds the frames of `CPython` up to 3.10, in which each frame is an object, and is executed by its own call of
-    /// the interpreter's function. `native` is 0, because the objects do not refer to that call. `None` if a frame is
-    /// not as expected. A chain of more than [`MAX_MANAGED`] frames counts as whole: no stack record has the rest.
+    /// Adds the frames of `CPython` up to 3.10 to `frames`. There, each frame is an object, and is executed by its own
+    /// call of the interpreter's function. The objects do not refer to that call, so the native frame is 0: unknown.
+    /// `thread` is the address of the thread's `PyThreadState`. `None` if a frame is not as expected. A chain of more
+    /// than [`MAX_MANAGED`] frames counts as whole, because a stack record has no room for the rest.
     fn read_frame_objects(
         &self,
         thread: usize,
@@ -156,13 +159,16 @@ impl CPython {
         Some(ChainEnd::Outermost)
     }
 
-    /// Adds the frames of `CPython` 3.11 and 3.12. There, an activation is a call of the interpreter's function, and
-    /// has a `_PyCFrame` in its native frame. `None` if a frame is not as expected. After twice [`MAX_MANAGED`] frames,
-    /// of which each second one may only mark an end, the walk counts as complete: no stack record has the rest.
+    /// Adds the frames of `CPython` 3.11 and 3.12 to `frames`. There, an activation is a call of the interpreter's
+    /// function, and has a `_PyCFrame` in its native frame. `thread` is the address of the thread's `PyThreadState`.
+    /// `None` if a frame is not as expected.
     ///
-    /// An activation executes one frame or several, of which the outermost is its last. In 3.11, the byte at offset
-    /// `is_entry` of a frame marks the last one. In 3.12, `is_entry` is `None`: a frame that belongs to no function
-    /// follows the last one.
+    /// An activation executes one frame or several. Its outermost frame comes last in the chain. In 3.11, a byte in
+    /// that frame marks it; `is_entry` is the byte's offset. In 3.12, `is_entry` is `None`, and an additional frame,
+    /// which belongs to no function, follows.
+    ///
+    /// After twice [`MAX_MANAGED`] frames, of which every second one may be such an additional frame, the walk counts
+    /// as complete, because a stack record has no room for the rest.
     fn read_c_frames(
         &self,
         thread: usize,
@@ -182,7 +188,7 @@ impl CPython {
                     self.push_frame(frame, activation, reader, frames)?;
                     reader.read_u8(frame, offset)? != 0
                 }
-                None if self.marks_activation_end(frame, reader)? => true,
+                None if self.is_activation_end(frame, reader)? => true,
                 None => {
                     self.push_frame(frame, activation, reader, frames)?;
                     false
@@ -196,10 +202,13 @@ impl CPython {
         Some(ChainEnd::Outermost)
     }
 
-    /// Adds the frames of `CPython` from 3.13 on. An activation is a call of the interpreter's function. Its last frame
-    /// marks its end: it lies in the activation's native frame, so its address is the `native` of the frames before.
-    /// `None` if a frame is not as expected. After twice [`MAX_MANAGED`] frames, of which each second one may be such a
-    /// mark, the walk counts as complete: no stack record has the rest.
+    /// Adds the frames of `CPython` from 3.13 on to `frames`. An activation is a call of the interpreter's function.
+    /// The last frame of an activation belongs to no function of the program: it only marks the end. It lies in the
+    /// activation's native frame, so its address identifies the native frame of the frames before. `thread` is the
+    /// address of the thread's `PyThreadState`. `None` if a frame is not as expected.
+    ///
+    /// After twice [`MAX_MANAGED`] frames, of which every second one may be an end mark, the walk counts as complete,
+    /// because a stack record has no room for the rest.
     fn read_entry_frames(
         &self,
         thread: usize,
@@ -213,7 +222,7 @@ impl CPython {
             if frame == 0 {
                 return Some(ChainEnd::Outermost);
             }
-            if self.marks_activation_end(frame, reader)? {
+            if self.is_activation_end(frame, reader)? {
                 frames.set_native_frame_from(first, frame);
                 first = frames.len();
             } else {
@@ -224,15 +233,16 @@ impl CPython {
         Some(ChainEnd::Outermost)
     }
 
-    /// Whether a frame only marks the end of an activation, and is no function of the program. `None` if its owner
-    /// cannot be read.
-    fn marks_activation_end(&self, frame: usize, reader: &mut Reader<'_>) -> Option<bool> {
+    /// Returns whether a frame only marks the end of an activation, and is no function of the program. `None` if its
+    /// owner cannot be read.
+    fn is_activation_end(&self, frame: usize, reader: &mut Reader<'_>) -> Option<bool> {
         Some(reader.read_u8(frame, self.layout.frame_owner)? >= OWNED_BY_C_STACK)
     }
 
-    /// Adds a `_PyInterpreterFrame` of 3.11 or newer. `native` is an address in the native frame that executes it, or
-    /// [`NEXT_NATIVE`] until that is known. Skips a frame that `CPython` is still creating, and one of the
-    /// interpreter's own code. `None` if the frame is not as expected.
+    /// Adds a `_PyInterpreterFrame` of 3.11 or newer to `frames`. `native` is an address in the native frame that
+    /// executes it, or [`NEXT_NATIVE`] while that address is unknown. Skips a frame that `CPython` is still creating.
+    /// Also skips frames of the interpreter's own code, which has no traceable instruction. `None` if the frame is not
+    /// as expected.
     fn push_frame(
         &self,
         frame: usize,
@@ -241,10 +251,12 @@ impl CPython {
         frames: &mut ManagedFrames<'_>,
     ) -> Option<()> {
         let layout = &self.layout;
+        // From 3.14 on, the lowest bits of the pointer are a tag.
         let code = reader.read_pointer(frame, layout.frame_code)? & !layout.frame_code_tags;
         let instruction = reader.read_word(frame, layout.frame_instruction)?;
         let last = instruction.wrapping_sub(code.wrapping_add(layout.code_instructions)) as i64;
-        // Like `_PyFrame_IsIncomplete`: the frame has not reached the instruction with number `_co_firsttraceable`.
+        // Like `_PyFrame_IsIncomplete`: the frame has not reached the instruction with number `_co_firsttraceable`. The
+        // frame of a generator is always complete.
         let traceable = reader.read_u32(
             code,
             layout
@@ -260,10 +272,11 @@ impl CPython {
         Some(())
     }
 
-    /// Returns the managed word for a code object and the line of its current instruction. `last` is the offset of that
-    /// instruction in bytes, below 0 before the first one. `None` if there is no code object at `code`, or if one of
-    /// its fields cannot be read. Before the first instruction, or if the line table is empty or longer than
-    /// [`MAX_LINE_TABLE`], the line is that of the function.
+    /// Enters the name of a code object and the line of its current instruction into the table of names. Returns the
+    /// managed word: the number that stands for both in stacks. `last` is the offset of that instruction in bytes,
+    /// below 0 before the first one. `None` if there is no code object at `code`, or if one of its fields cannot be
+    /// read. Before the first instruction, or if the line table is empty or longer than [`MAX_LINE_TABLE`], the line is
+    /// that of the function.
     fn intern_name(&self, code: usize, last: i64, reader: &mut Reader<'_>) -> Option<usize> {
         let layout = &self.layout;
         if reader.read_word(code, layout.object_type)? != self.code_type {
@@ -292,8 +305,8 @@ impl CPython {
         Some(intern(name.hash(line), line, &name))
     }
 
-    /// Reads the `str` to which the field at offset `field` of the object `owner` refers. `None` if the field refers to
-    /// something else, or if the `str` cannot be read.
+    /// Finds the `str` to which the field at offset `field` of the object `owner` refers. `None` if the field refers to
+    /// no `str`, or if the `str` is unreadable, empty, not compact or too long.
     fn read_text(&self, owner: usize, field: usize, reader: &mut Reader<'_>) -> Option<Text> {
         let object = reader.read_pointer(owner, field)?;
         if reader.read_word(object, self.layout.object_type)? != self.text_type {

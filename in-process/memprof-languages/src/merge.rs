@@ -35,7 +35,7 @@ pub(crate) struct ManagedFrames<'a> {
 }
 
 impl<'a> ManagedFrames<'a> {
-    /// Creates an empty list in `words`, of which each frame takes two.
+    /// Creates an empty list in the memory `words`. Each frame takes two words.
     pub(crate) fn new(words: &'a mut [usize]) -> Self {
         Self { words, count: 0 }
     }
@@ -55,6 +55,7 @@ impl<'a> ManagedFrames<'a> {
     /// Sets the native frame, at address `native`, of all managed frames from index `start` on.
     pub(crate) fn set_native_frame_from(&mut self, start: usize, native: usize) {
         for index in start..self.count {
+            // A frame's first word is its name, and the second is the native frame.
             self.words[2 * index + 1] = native;
         }
     }
@@ -95,19 +96,20 @@ impl NativeStack<'_> {
     /// Returns the index of the first frame, from index `from` on, whose function is in the range `code`. `None` if
     /// there is none.
     pub(crate) fn frame_in_code(&self, from: usize, code: &Range<usize>) -> Option<usize> {
-        // A return address may be that behind the function, if the call is its last instruction.
+        // If a call is a function's last instruction, the return address is the byte behind the function.
         let is_in = |frame: &usize| code.contains(&frame.wrapping_sub(1));
         let rest = self.frames.get(from..)?;
         Some(from + rest.iter().position(is_in)?)
     }
 }
 
-/// Writes the frames of `native` to `merged`, with the frames of `managed` in place of the native frames that execute
-/// them. `interpreter` is the code of the interpreter's function, which executes managed frames. Returns the number of
-/// written frames. Drops the outermost ones if `merged` is full.
+/// Writes the frames of `native` to `merged`, leaf first, with the frames of `managed` in place of the native frames
+/// that execute them. `interpreter` is the code of the interpreter's function, which executes managed frames. Returns
+/// the number of written frames. Drops the outermost ones if `merged` is full.
 ///
-/// If the native frame of a managed one is not found because the walk ended before it, the managed frame comes after
-/// all native ones. If it is not found for another reason, the managed frame comes next.
+/// The native frame of a managed one may be missing because the walk ended before it: then the managed frame comes
+/// after all native ones. If the native frame is not found for another reason, the managed frame is written at the
+/// current position, before the remaining native ones.
 pub(crate) fn merge_frames(
     native: NativeStack<'_>,
     managed: &ManagedFrames<'_>,
@@ -150,8 +152,8 @@ pub(crate) fn merge_frames(
     count
 }
 
-/// Whether an address on the stack is beyond the outermost frame with a known stack pointer. Also true for the address
-/// 0, which stands for an unknown one.
+/// Returns whether an address on the stack is beyond the outermost frame with a known stack pointer. Also true for the
+/// address 0, which stands for an unknown one. False for any other address if no stack pointer is known.
 fn is_beyond_walk(native: NativeStack<'_>, address: usize) -> bool {
     let pointers = (0..native.frames.len()).map_while(|index| native.stack_pointers.get(index));
     address == 0 || pointers.last().is_some_and(|last| address >= last)

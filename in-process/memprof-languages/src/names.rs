@@ -74,31 +74,33 @@ pub(crate) trait NameText {
 }
 
 /// Returns the managed word of the name with this hash: the number that stands for the name in stacks. Adds the name to
-/// the table if it is new. If the table is full or has no memory, returns one word that stands for all names that it
-/// does not have.
+/// the table if it is new. If the table is full or has no memory, returns the word that stands for all names that the
+/// table does not have.
 pub(crate) fn intern(hash: u64, line: u32, text: &impl NameText) -> usize {
     try_intern(hash, line, text).unwrap_or(managed_word(OTHER))
 }
 
-/// Returns the managed word of the name with this hash, and adds the name if it is new. `None` if the table is full or
-/// has no memory.
+/// Returns the managed word of the name with this hash: the number that stands for the name in stacks. Adds the name to
+/// the table if it is new. `None` if the table is full or has no memory.
 pub(crate) fn try_intern(hash: u64, line: u32, text: &impl NameText) -> Option<usize> {
     let id = name_memory().and_then(|memory| memory.intern(hash, line, text));
     id.map(managed_word)
 }
 
-/// The managed word of the name with this id: the number that stands for the name in stacks.
+/// Returns the managed word of the name with this id: the number that stands for the name in stacks. It has
+/// [`MANAGED`] in the upper 24 bits, then the id, then a bit that is set.
 fn managed_word(id: usize) -> usize {
     MANAGED << 40 | id << 1 | 1
 }
 
 impl NameMemory {
-    /// Returns the id of the name with this hash, and adds the name if it is new. `None` if there is no room, or if all
-    /// [`MAX_PROBES`] cells for this hash have other names. Takes no lock.
+    /// Returns the id of the name with this hash, and adds the name if it is new. Names with the same hash count as one
+    /// name; texts are not compared. `None` if there is no room for a new name, or if all [`MAX_PROBES`] cells for this
+    /// hash have other names. Takes no lock.
     fn intern(&self, hash: u64, line: u32, text: &impl NameText) -> Option<usize> {
         // 0 marks a free cell.
         let hash = hash | 1;
-        // Not the lowest bit, which is always set.
+        // The start is from upper bits, because the lowest one is always set.
         let start = (hash >> 20) as usize;
         for probe in 0..MAX_PROBES {
             let id = (start + probe) % CELLS;
@@ -125,8 +127,8 @@ impl NameMemory {
         None
     }
 
-    /// Counts a new name and reserves `len` bytes for its text; nothing releases them. Returns the text's start. `None`
-    /// if the table has [`MAX_NAMES`] names or too few bytes are free.
+    /// Counts a new name and reserves `len` bytes for its text. Nothing releases the reserved bytes. Returns the text's
+    /// start. `None` if the table has [`MAX_NAMES`] names or too few bytes are free.
     fn reserve_name(&self, len: u32) -> Option<u32> {
         let is_full = self.names.load(Relaxed) >= MAX_NAMES
             || self.text_used.load(Relaxed).saturating_add(len) > TEXT_BYTES;
@@ -137,8 +139,8 @@ impl NameMemory {
         (place.checked_add(len)? <= TEXT_BYTES).then_some(place)
     }
 
-    /// Writes a name's text from `place` on, at most the reserved [`NameText::max_len`] bytes, and then its cell. The
-    /// line is last: it marks the text as complete.
+    /// Writes a name's text, at most the reserved [`NameText::max_len`] bytes, at index `place` of the texts, and then
+    /// fills in its cell. The line is written last, because it marks the text as complete for other threads.
     fn write_name(&self, cell: &NameCell, place: u32, line: u32, text: &impl NameText) {
         let end = place.saturating_add(text.max_len());
         let mut next = place;
@@ -158,6 +160,7 @@ impl NameMemory {
         cell.text.store(place, Relaxed);
         cell.function_len.store(after_function - place, Relaxed);
         cell.file_len.store(after_file - after_function, Relaxed);
+        // 0 marks an incomplete text, so the line is stored plus 1.
         cell.line.store(line.saturating_add(1), Release);
     }
 }
@@ -175,13 +178,13 @@ pub struct ManagedName<'a> {
 }
 
 impl ManagedName<'_> {
-    /// Bytes of the function's qualified name, in UTF-8.
+    /// Iterates over the bytes of the function's qualified name, in UTF-8.
     pub fn function(&self) -> impl Iterator<Item = u8> + '_ {
         let function = self.text.iter().take(self.function_len);
         function.map(|byte| byte.load(Relaxed))
     }
 
-    /// Bytes of the path of the file, in UTF-8, as the program names it.
+    /// Iterates over the bytes of the file's path, in UTF-8, as the program names it.
     pub fn file(&self) -> impl Iterator<Item = u8> + '_ {
         let file = self.text.iter().skip(self.function_len);
         file.map(|byte| byte.load(Relaxed))
@@ -196,6 +199,7 @@ pub fn for_each_name(mut visit: impl FnMut(ManagedName<'_>)) {
         let [start, function_len, file_len] = [&cell.text, &cell.function_len, &cell.file_len]
             .map(|word| word.load(Relaxed) as usize);
         let text = memory.texts.get(start..start + function_len + file_len);
+        // A cell has 0 until its text is complete, and then the line plus 1.
         if let (Some(line), Some(text)) = (line.checked_sub(1), text) {
             let word = managed_word(id) as u64;
             visit(ManagedName {
@@ -208,7 +212,7 @@ pub fn for_each_name(mut visit: impl FnMut(ManagedName<'_>)) {
     }
 }
 
-/// Returns the number of names in the table. It may be full with fewer than [`MAX_NAMES`], if their texts are long.
+/// Returns the number of names in the table. With long texts, the table is full before it has [`MAX_NAMES`] names.
 pub(crate) fn name_count() -> u32 {
     let names = name_memory().map_or(0, |memory| memory.names.load(Relaxed));
     names.min(MAX_NAMES)

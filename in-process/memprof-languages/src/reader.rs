@@ -30,11 +30,12 @@ impl<'a> Reader<'a> {
     ) -> Option<ReadableRange> {
         let address = base.checked_add(offset)?;
         let last = address.checked_add(len.checked_sub(1)?)?;
+        // The longest line table and the longest text that are read have 64 KiB.
         if len > 1 << 16 {
             return None;
         }
         for page in (address & !(PAGE - 1)..=last).step_by(PAGE) {
-            // Caches the page in place of another one, so that the kernel is called less often.
+            // Remembers the page, in place of the one in the same cell, so that the kernel is called less often.
             let cell = &mut self.pages[page / PAGE % PAGES];
             // An empty cell holds 0, which must not count as page 0.
             if page == 0 || *cell != page && !is_readable(page) {

@@ -54,7 +54,7 @@ impl FoundRuntime {
         Some(unsafe { runtime.assume_init_ref() })
     }
 
-    /// Stores the runtime. Has no effect if one was stored before.
+    /// Stores the runtime. Has no effect if another one is stored, or is being stored by another thread.
     fn set(&self, runtime: CPython) {
         let claimed = self.state.compare_exchange(EMPTY, WRITING, AcqRel, Relaxed);
         if claimed.is_ok() {
@@ -66,8 +66,8 @@ impl FoundRuntime {
 }
 
 /// Finds the layout of a `CPython` by its symbols, so that its frames can be read from now on. If another `CPython` was
-/// prepared before, that one stays. Must not be called inside `malloc`. Returns the version as in `PY_VERSION_HEX`,
-/// with zeros below the minor number if only that is known.
+/// prepared before, the earlier one stays in use. Must not be called inside `malloc`. Returns the version as in
+/// `PY_VERSION_HEX`; before Python 3.11 only its major and minor number, followed by zeros.
 ///
 /// # Errors
 /// The version is unknown, or the structures are not as expected. The frames of this `CPython` are not read then.
@@ -78,10 +78,10 @@ pub fn prepare_cpython(symbols: &CPythonSymbols) -> Result<u32, UnsupportedCPyth
     Ok(version)
 }
 
-/// Returns whether memprof has given up reading the frames of the interpreted language: none could be read in the first
-/// 64 stacks that contain the interpreter's evaluation function.
+/// Returns whether memprof has given up reading the frames of the interpreted language: in 64 stacks that contain the
+/// interpreter's evaluation function the frames were unreadable, and in no stack a frame was readable.
 pub fn is_frame_reading_given_up() -> bool {
-    COUNTERS.is_given_up()
+    COUNTERS.has_only_failures()
 }
 
 /// Sets whether [`merge`] reads frames from now on. Off at first.
@@ -89,16 +89,17 @@ pub fn set_merging_enabled(is_enabled: bool) {
     ENABLED.store(is_enabled, Release);
 }
 
-/// Returns how the readings of an interpreter's frames have ended since the start of the process, and the number of
-/// function names that are stored.
+/// Returns the number of stacks by the outcome of reading the interpreter's frames, since the start of the process,
+/// and the number of names in the table of function names.
 pub fn walk_and_name_counts() -> (LanguageCounts, u32) {
     (COUNTERS.totals(), name_count())
 }
 
-/// Merges the interpreted program's frames into `native`, a stack of the calling thread. `scratch` is memory of at
-/// least [`SCRATCH_WORDS`](crate::SCRATCH_WORDS) words. Returns the range of `scratch` with the merged stack, leaf
-/// first. `None` if the thread has no such frames or they are unreadable. Also `None` while merging is off
-/// ([`set_merging_enabled`]), after [`is_frame_reading_given_up`], or before [`prepare_cpython`].
+/// Merges the interpreted program's frames into `native`, a stack of the calling thread, and counts the outcome.
+/// `scratch` is memory of at least [`SCRATCH_WORDS`](crate::SCRATCH_WORDS) words. Returns the range of `scratch` with
+/// the merged stack, leaf first. `None` if the thread has no frames of the interpreter, if they are unreadable, or if
+/// `scratch` is too small. Also `None` while merging is off ([`set_merging_enabled`]), before [`prepare_cpython`], and
+/// after memprof has given up ([`is_frame_reading_given_up`]).
 #[cold]
 #[inline(never)]
 pub fn merge(native: NativeStack<'_>, scratch: &mut [usize]) -> Option<Range<usize>> {
@@ -106,7 +107,7 @@ pub fn merge(native: NativeStack<'_>, scratch: &mut [usize]) -> Option<Range<usi
         return None;
     }
     let runtime = CPYTHON.get()?;
-    if COUNTERS.is_given_up() {
+    if COUNTERS.has_only_failures() {
         return None;
     }
     let (pages, rest) = scratch.split_first_chunk_mut::<PAGES>()?;

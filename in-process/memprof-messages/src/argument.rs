@@ -66,7 +66,7 @@ impl ArgumentSpec {
         self
     }
 
-    /// Makes the message be rejected without the argument.
+    /// Makes the argument mandatory: the message is rejected without it.
     pub(crate) const fn required(mut self) -> Self {
         self.is_required = true;
         self

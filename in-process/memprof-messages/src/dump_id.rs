@@ -10,8 +10,8 @@ pub struct DumpId {
 }
 
 impl DumpId {
-    /// Parses an id that `dump` or `list` returned, such as `20261121T111244Z.42.7.0000beef.message.9kib`. `None` if it
-    /// does not begin with a time and a process id.
+    /// Parses an id that `dump` or `list` returned, such as `20261121T111244Z.42.7.0000beef.message.9kib`. `None` if
+    /// the id does not begin with a time and a pid.
     pub fn parse(id: &str) -> Option<Self> {
         let mut parts = id.split('.');
         let (stamp, pid) = (parts.next()?, parts.next()?);

@@ -125,9 +125,9 @@ const REMEDIES: &[(Errno, &[Operation], &str)] = &[
     ),
 ];
 
-/// Returns the remedy for an error of the kernel. A command in it has this process's id and, if it raises the limit of
-/// open files, the new limit, for which this process's limit is read. `None` if the table has no remedy for this errno
-/// and operation.
+/// Returns the remedy for an error of the kernel. A command in the remedy has this process's id. A command that raises
+/// the limit of open files also has the new limit, computed from the present one (`getrlimit(2)`). `None` if the table
+/// has no remedy for this errno and operation.
 pub fn errno_remedy(errno: Errno, operation: Operation) -> Option<String> {
     let mut rows = REMEDIES.iter();
     let (_, _, text) =
@@ -141,9 +141,10 @@ pub fn errno_remedy(errno: Errno, operation: Operation) -> Option<String> {
 }
 
 /// Returns the option of prlimit(1) that doubles the soft limit of open files, or raises it to [`MIN_OPEN_FILES`] if
-/// that is more. Up to the hard limit, the option is `--nofile=N:`, which changes only the soft limit. Above it, the
-/// option is `--nofile=N`, which sets both limits.
+/// that is more. If the new limit is at most the hard limit, the option is `--nofile=N:`, which changes only the soft
+/// limit. Otherwise the option is `--nofile=N`, which sets both limits.
 fn nofile_option(limit: Rlimit) -> String {
+    // The limit of open files is never infinite (`None`): setrlimit(2) refuses more than /proc/sys/fs/nr_open.
     let raised = limit
         .current
         .unwrap_or(0)

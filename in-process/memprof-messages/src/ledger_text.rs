@@ -2,8 +2,10 @@
 
 use crate::{AllocatorHeap, HeapUsage, HeapWalk, Ledger, LedgerPart, MemoryPart, PurgeResult};
 
-/// Formats the ledger as a table of resident memory. Lines follow about parts that are not resident, the allocators,
-/// and the findings. The cgroup, the walk of the heaps and the mappings also have a line, if the ledger contains them.
+/// Formats the ledger, in several lines. The first ones are a table of resident memory, in which the known parts of the
+/// memory outside of the allocators are indented below its row. The further lines are about parts that are not
+/// resident, the allocators, and the findings. The cgroup, the walk of the heaps and the mappings also have a line, if
+/// the ledger contains them.
 pub fn ledger_text(ledger: &Ledger) -> String {
     let share = |part: u64| part as f64 * 100.0 / ledger.rss_bytes.max(1) as f64;
     let (resident, beside): (Vec<_>, Vec<_>) = ledger
@@ -12,6 +14,7 @@ pub fn ledger_text(ledger: &Ledger) -> String {
         .partition(|part| part.resident_bytes > 0);
     let indented = |part: &MemoryPart| format!("  {}", part.owner);
     let widths = resident.iter().map(|part| indented(part).chars().count());
+    // 18 columns are enough for the name of each row.
     let width = widths.fold(18, usize::max);
     let line = |name: &str, part: u64| {
         format!(
@@ -128,8 +131,9 @@ pub enum PurgeEstimate {
     Walk,
 }
 
-/// Formats the bytes that `purge` released, and the resident bytes before and after. If there was an estimate, also
-/// that; `source` says whether it is exact or an upper bound.
+/// Formats the bytes that `purge` released, and the resident bytes before and after. If the result has an estimate,
+/// the text also has the estimated bytes. With `source` [`PurgeEstimate::Counts`], the estimate is shown as an upper
+/// bound.
 pub fn purged_text(purged: &PurgeResult, source: PurgeEstimate) -> String {
     let (before, after) = (purged.anonymous_before_bytes, purged.anonymous_after_bytes);
     let released = size_text(purged.released_bytes);
@@ -148,16 +152,16 @@ pub fn purged_text(purged: &PurgeResult, source: PurgeEstimate) -> String {
 }
 
 /// Formats a number of bytes with one decimal, such as `12.3 MiB`, or without one below 1 KiB, such as `512 B`.
-pub fn size_text(count: u64) -> String {
+pub fn size_text(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = count as f64;
+    let mut value = bytes as f64;
     let mut unit = 0;
     while value >= 1024.0 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
     }
     if unit == 0 {
-        format!("{count} B")
+        format!("{bytes} B")
     } else {
         format!("{value:.1} {}", UNITS[unit])
     }

@@ -53,7 +53,8 @@ const ALL: [RuntimeHeap; 9] = [
     RuntimeHeap::InnoDb,
 ];
 
-/// Finds the runtimes that are present and are not configured to use malloc.
+/// Finds the runtimes that are present and are not configured to use malloc. Recognizes a runtime by a function that
+/// the program exports, or by the name of a file.
 pub fn find_runtime_heaps(signs: &RuntimeSigns<'_>) -> Vec<RuntimeHeap> {
     let has_file = |start: &str| signs.files.iter().any(|file| file.starts_with(start));
     let is_configured = |name: &str, values: &[&str]| {

@@ -28,6 +28,7 @@ impl ReplyType {
             Self::Gdumping => types.subschema_for::<ReplyEnvelope<GdumpResult>>(),
             Self::Recent => types.subschema_for::<ReplyEnvelope<PerAllocator<RecentAllocations>>>(),
             Self::Findings => {
+                // A finding that is an error makes the reply an error, which contains the findings too.
                 let healthy = types.subschema_for::<ReplyEnvelope<DoctorReport>>();
                 let error = types.subschema_for::<ReplyEnvelope<ErrorReply<DoctorReport>>>();
                 json_schema!({ "anyOf": [healthy, error] })

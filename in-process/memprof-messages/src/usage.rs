@@ -55,7 +55,8 @@ impl<const N: usize> UsageWriter<N> {
         }
     }
 
-    /// Appends a text. Bytes beyond the capacity `N` are only counted; this gives the capacity for the second pass.
+    /// Appends a text. Bytes beyond the capacity `N` are only counted, so that a first pass without capacity gives the
+    /// capacity for the second one.
     const fn write_text(mut self, text: &str) -> Self {
         let mut index = 0;
         while index < text.len() {
@@ -68,7 +69,7 @@ impl<const N: usize> UsageWriter<N> {
         self
     }
 
-    /// Appends a number in decimal.
+    /// Appends a number in decimal, digit by digit, because `format!` does not work at compile time.
     const fn write_number(self, number: u32) -> Self {
         const DIGITS: &str = "0123456789";
         let writer = if number >= 10 {
@@ -140,7 +141,7 @@ impl<const N: usize> UsageWriter<N> {
 /// Formats the argument, such as `state=on|off`.
 impl fmt::Display for ArgumentSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Sufficient for every argument of the table.
+        // 128 bytes are enough for every argument in the table of messages; a test checks this.
         let writer = UsageWriter::<128>::new().write_argument(self);
         f.write_str(&String::from_utf8_lossy(&writer.bytes[..writer.length]))
     }

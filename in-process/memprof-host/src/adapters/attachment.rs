@@ -108,7 +108,9 @@ struct ConfigFile {
 /// descriptor table of its own, without files: "Tabl" in ASCII.
 const OWN_TABLE: u64 = 0x5461_626c;
 
-/// Creates or reuses the instance, and opens the socket. Returns null, or a leaked text with the reason for a failure.
+/// Attaches memprof to this process: creates or reuses the plugin's instance, opens the control socket, and starts the
+/// thread that later ends the attachment. `toml` has the config and the lease. Returns null, or a leaked text with the
+/// reason for a failure. Fails at once if the process has too little memory for memprof's threads.
 ///
 /// # Safety
 /// `toml` is a NUL-terminated text; `table` is [`OWN_TABLE`] only if the calling thread has its own descriptor table.
@@ -122,7 +124,8 @@ pub unsafe fn attach_process(
         // Otherwise a file of memprof's could get the number of a standard stream, and receive what is printed there.
         DescriptorTable::occupy_standard_streams();
     }
-    // Before the first allocation and thread-local variable: the loader would end the process for lack of memory.
+    // Checked before the first allocation and the first use of a thread-local variable: if there is no memory for such
+    // a variable, the loader ends the process.
     if memprof_own::require_memory(THREADS_BYTES).is_err() || !memprof_own::allocate_thread_locals()
     {
         return NO_MEMORY.as_ptr();
@@ -131,8 +134,9 @@ pub unsafe fn attach_process(
     attach_or_leak_reason(entry, unsafe { CStr::from_ptr(toml) })
 }
 
-/// Attaches after memory was checked. Returns null, or a leaked text with the reason for a failure. Not inlined: the
-/// compiler could use a thread-local variable before [`memprof_own::allocate_thread_locals`].
+/// Names the calling thread `memprof.loader`, and attaches to the process. Returns null, or a leaked text with the
+/// reason for a failure. The caller has checked that there is memory. Not inlined, because the compiler could otherwise
+/// use a thread-local variable before [`memprof_own::allocate_thread_locals`].
 #[inline(never)]
 fn attach_or_leak_reason(entry: &'static memprof_plugin_entry_t, toml: &CStr) -> *const c_char {
     catch_panic(c"attaching panicked".as_ptr(), || {
@@ -147,8 +151,8 @@ fn attach_or_leak_reason(entry: &'static memprof_plugin_entry_t, toml: &CStr) ->
     })
 }
 
-/// Attaches on a new thread of memprof's, and waits for it: the calling thread is the program's, and must not be
-/// treated as memprof's. The error is the reason as text, also if no thread can be started.
+/// Attaches to the process on a new thread of memprof's, and waits for it. The calling thread is the program's, so it
+/// must not be reported to the plugin as memprof's. The error is the reason as text, also if no thread can be started.
 #[cfg(any(feature = "adapter-java", feature = "adapter-node"))]
 pub(super) fn attach_on_new_thread(
     entry: &'static memprof_plugin_entry_t,
@@ -161,7 +165,7 @@ pub(super) fn attach_on_new_thread(
         // The threads of the socket inherit the new table, which has none of the program's files.
         memprof_own::leave_program_table();
         privileges.match_main_thread();
-        // It succeeds, because the receiver waits.
+        // Sending succeeds, because the receiver exists until this thread has ended.
         let _result =
             sender.send(start_attachment(entry, &toml).map_err(|failure| failure.to_string()));
     });
@@ -177,10 +181,12 @@ pub fn is_attached() -> bool {
     STATE.load(Ordering::Acquire) == ATTACHED
 }
 
-/// Requests the end of the attachment. Its thread closes the socket after the pending replies were sent.
+/// Requests the end of the attachment, and returns without waiting. The thread that ends the attachment then closes the
+/// control socket, after the pending replies were sent.
 pub fn request_detach() {
     STATE.store(DETACHING, Ordering::Release);
-    // It wakes at most `i32::MAX` threads, which are all. futex(2) fails only for invalid addresses.
+    // The largest number of threads that futex(2) accepts, so that all waiting threads wake up. It fails only for
+    // invalid addresses.
     let _ = futex::wake(&STATE, Flags::PRIVATE, u32::MAX >> 1);
 }
 
@@ -192,9 +198,11 @@ pub fn remaining_lease() -> Option<Duration> {
     is_attached().then(|| Duration::from_millis(remaining))
 }
 
-/// Attaches to this process: creates or reuses the instance, opens the socket, and starts the thread that ends it.
-/// Fails if the config is invalid, or if the process is attached to already or has loaded the plugin itself. Fails also
-/// if the plugin, the socket or the thread fails to start.
+/// Attaches to this process: creates or reuses the plugin's instance, opens the control socket, and starts the thread
+/// that ends the attachment. `toml` is the text that `memprof attach` passes. Waits up to 10 s for another attachment
+/// that begins or ends. Fails if the config is invalid, or if the process is attached to already or has loaded the
+/// plugin itself. Fails also if the plugin, the socket or the thread fails to start; the process is not attached to
+/// then.
 fn start_attachment(entry: &'static memprof_plugin_entry_t, toml: &str) -> Result<(), Failure> {
     let invalid = |reason: String| Failure::new(MEMPROF_INVALID_ARGUMENT, reason);
     let attachment: Attachment =
@@ -208,14 +216,15 @@ fn start_attachment(entry: &'static memprof_plugin_entry_t, toml: &str) -> Resul
         return Err(loaded_by_program_error());
     }
     let control = settings.control.clone();
-    let has_keys = !settings.config_text().is_empty();
+    let has_config = !settings.config_text().is_empty();
     let instance = match instance::instance() {
         // An idle instance is reused if neither attachment has a config.
-        Some(idle) if !has_keys && !idle.has_keys() => idle,
+        Some(idle) if !has_config && !idle.has_config() => idle,
         _ => {
             // SAFETY: the attachment created the instance, it is idle, and the lock keeps other attachments out.
             unsafe { instance::remove_instance() };
-            let created = instance::create_removable_instance(entry, &ADAPTER, settings, has_keys)?;
+            let created =
+                instance::create_removable_instance(entry, &ADAPTER, settings, has_config)?;
             created.ok_or_else(loaded_by_program_error)?
         }
     };
@@ -245,8 +254,8 @@ fn start_attachment(entry: &'static memprof_plugin_entry_t, toml: &str) -> Resul
     started
 }
 
-/// Starts the thread that closes the socket when the lease expires or a detachment is requested. Fails if no thread can
-/// be created.
+/// Starts the thread that closes the control socket when the lease expires or a detachment is requested. Fails if no
+/// thread can be created.
 fn start_end_thread() -> Result<(), Failure> {
     let started = memprof_own::spawn_static(&END_THREAD);
     started.map(drop).map_err(|error| {
@@ -255,9 +264,9 @@ fn start_end_thread() -> Result<(), Failure> {
     })
 }
 
-/// Opens the socket that `control` requests. If it is `None`, opens it in the default directory. If that fails, as
-/// without /run after chroot(2), opens it in /tmp; if that fails too, under an abstract name. Fails with the error of
-/// the last attempt.
+/// Opens the control socket where `control` says. If `control` is `None`, opens the socket in the default directory. If
+/// this fails, as without /run after chroot(2), opens it in /tmp; if this fails too, under an abstract name. Fails with
+/// the error of the last attempt.
 fn open_socket_with_fallbacks(
     instance: &AdapterInstance,
     control: Option<&Control>,
@@ -284,7 +293,8 @@ fn open_socket_with_fallbacks(
 
 impl Attachment {
     /// Parses the plugin's config: the `key=value` words, which override the keys of the file. Fails if a word has no
-    /// `=`, and as [`config::parse_pairs_with_file`] does.
+    /// `=`, if a key is given twice or has no name, if the file is no TOML, or if `control` or `allow` has an invalid
+    /// value.
     fn parse_settings(&self) -> Result<Settings, Failure> {
         let pairs = self.words.iter().map(|pair| config::split_pair(pair));
         let pairs = pairs.collect::<Result<Vec<_>, _>>()?;
@@ -295,7 +305,7 @@ impl Attachment {
 }
 
 /// Names the calling thread, which `memprof attach` created, `memprof.loader`. Detaching waits for threads named
-/// `memprof-…`, but must not wait for this one: if its `memprof attach` was killed, it lives for up to 20 s.
+/// `memprof-…`, but must not wait for this one: if its `memprof attach` was killed, the thread lives for up to 20 s.
 fn set_loader_thread_name() {
     // SAFETY: pthread_self(3) has no preconditions.
     let this = unsafe { libc::pthread_self() };
@@ -307,12 +317,15 @@ fn set_loader_thread_name() {
 fn register_fork_handler() {
     static REGISTERED: ProcessOnce = ProcessOnce::new();
     REGISTERED.call(|| {
+        // If the handler cannot be registered, no forked child continues the attachment.
         // SAFETY: pthread_atfork(3): the handler is in this library, which is never unloaded.
         unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
     });
 }
 
-/// Fork handler: continues the attachment in the child, or ends it if children are excluded or no thread is left.
+/// Fork handler: continues the attachment in the child, on a new thread. Instead marks the child as detached, and
+/// restores its limit of threads, if children are excluded, if the parent is not attached to or is being detached from,
+/// or if the thread cannot be created.
 extern "C" fn after_fork_in_child() {
     catch_panic((), || {
         let continues =
@@ -327,9 +340,9 @@ extern "C" fn after_fork_in_child() {
     });
 }
 
-/// Waits until the lease expires or the process is detached from, and closes the socket. In a forked child, first waits
-/// [`CHILD_DELAY`] and opens the child's socket. When the lease expires, sends `detach` each second until the plugin
-/// accepts it. Runs on [`END_THREAD`].
+/// Waits until the lease expires or a detachment is requested. Then closes the control socket, restores the limit of
+/// threads, and marks the process as detached. When the lease expires, sends `detach` each second until the plugin
+/// accepts it. In a forked child, first waits [`CHILD_DELAY`] and opens the child's socket. Runs on [`END_THREAD`].
 fn run_attachment(privileges: &mut Privileges) {
     let Some(instance) = instance::instance() else {
         // Never: `start_attachment` stores the instance before it starts this thread.
@@ -353,7 +366,7 @@ fn run_attachment(privileges: &mut Privileges) {
         privileges.match_main_thread();
         instance.report_memprof_thread();
         instance.send_message(b"detach");
-        // The plugin may refuse, as while a dump runs: retry.
+        // The plugin may refuse to detach, for example while a dump runs: retry.
         wait_for_state_change(ATTACHED, Duration::from_secs(1));
     }
     privileges.match_main_thread();

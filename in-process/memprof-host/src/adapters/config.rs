@@ -74,9 +74,10 @@ pub(super) fn parse_pairs<'a>(
     )
 }
 
-/// Parses pairs of `key` and `value`, as [`parse_pairs`] does, with a file that the caller has read. `file` is its path
-/// and its text; `None` means no file. The pairs override the file's keys. If a pair sets the sampling interval, by
-/// either of [`INTERVAL_KEYS`], both keys of the file are dropped.
+/// Parses pairs of `key` and `value`, as [`parse_pairs`] does, but with a config file that the caller has read. `file`
+/// is the path and the text of that file; `None` means no file. The pairs override the file's keys. If a pair sets the
+/// sampling interval, by either of [`INTERVAL_KEYS`], both keys of the file are dropped. The error names the key or
+/// file.
 pub(super) fn parse_pairs_with_file<'a>(
     pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
     file: Option<(&str, &str)>,
@@ -84,6 +85,7 @@ pub(super) fn parse_pairs_with_file<'a>(
     let mut own_pairs = Table::new();
     for (key, value) in pairs {
         match key {
+            // `parse_control` reads the value as a text.
             CONTROL => insert_at_path(&mut own_pairs, key, Value::String(value.to_owned()))?,
             key => insert_at_path(&mut own_pairs, key, parse_value(value))?,
         }
@@ -138,7 +140,8 @@ fn parse_value(value: &str) -> Value {
 }
 
 /// Inserts a value at a key in which dots separate tables, such as `keep.count`. Creates the tables that are missing.
-/// Fails if the key exists already, is used as a table though it has a value, or ends in a dot.
+/// Fails if the key exists already, if a part before a dot has a value that is no table, or if the key is empty or ends
+/// in a dot.
 fn insert_at_path(table: &mut Table, key: &str, value: Value) -> Result<(), Failure> {
     let (tables, last) = match key.rsplit_once('.') {
         Some((tables, last)) => (Some(tables), last),
@@ -164,7 +167,8 @@ fn insert_at_path(table: &mut Table, key: &str, value: Value) -> Result<(), Fail
     }
 }
 
-/// Merges `above` into `below`, and tables within them likewise. Any other value of `above` replaces that of `below`.
+/// Merges `above` into `below`. If both contain a table under one key, these tables are merged, also recursively. Any
+/// other value of `above` replaces the value of `below` with the same key.
 fn merge_tables(below: &mut Table, above: Table) {
     for (key, value) in above {
         match (below.get_mut(&key), value) {

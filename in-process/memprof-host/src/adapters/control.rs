@@ -33,8 +33,9 @@ static IS_EXITING: AtomicBool = AtomicBool::new(false);
 /// Timeout of waiting for the exit handler.
 const EXIT_HANDLER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Opens the socket, unless `control` is [`Control::Off`], or this process has opened one or is opening it. Logs an
-/// error of [`ControlSocket::open`], and returns it with the status `MEMPROF_IO`.
+/// Opens the control socket, logs its path, and registers the exit handler that removes its files. Does nothing if
+/// `control` is [`Control::Off`], or if this process has opened a socket or is opening one. If the socket cannot be
+/// opened, logs the error and returns it with the status `MEMPROF_IO`.
 pub(super) fn open_socket(
     program: HostProgram,
     router: Arc<Router>,
@@ -77,13 +78,15 @@ pub(super) fn open_socket(
 }
 
 /// Closes the socket of this process, after the pending replies were sent. Waits at most a second for an exit handler
-/// that uses the socket; if it still does, the socket is leaked.
+/// that uses the socket. If the handler still uses it then, the socket's memory is leaked.
 pub(super) fn close_socket() {
+    // `SeqCst`, as in the exit handler: either that handler finds null, or this function sees that it runs.
     let socket = SOCKET.swap(ptr::null_mut(), Ordering::SeqCst);
     // SAFETY: null, or leaked by `open_socket` and freed only below.
     if let Some(open) = unsafe { socket.as_ref() } {
         open.close();
-        // The exit handler only removes files. So it ends in a moment, or never, if its thread is interrupted for ever.
+        // The exit handler only removes files, so it usually ends in a moment. It never ends if a signal handler
+        // interrupts its thread for ever.
         let start = Instant::now();
         while IS_EXITING.load(Ordering::SeqCst) && start.elapsed() < EXIT_HANDLER_TIMEOUT {
             thread::yield_now();
@@ -106,8 +109,9 @@ pub(super) fn is_socket_open() -> bool {
 fn register_exit_handler() {
     static REGISTERED: ProcessOnce = ProcessOnce::new();
     REGISTERED.call(|| {
-        // If it cannot be registered, the files stay until the next host of this user removes them.
-        // In a forked child, the C library does not release the lock of its list of handlers, which exit(3) acquires.
+        // If the handler cannot be registered, the files stay until the next host of this user removes them. No fork
+        // may happen meanwhile: atexit(3) holds the C library's lock of its list of handlers, which is not released in
+        // a forked child, and exit(3) would wait for it there.
         let _no_fork = ForkGuard::acquire();
         // SAFETY: atexit(3): the library that holds the handler is never unloaded.
         unsafe { libc::atexit(remove_socket_files_at_exit) };

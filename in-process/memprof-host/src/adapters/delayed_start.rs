@@ -83,10 +83,11 @@ static START_SETTINGS: LockFreeOnce<StartSettings> = LockFreeOnce::new();
 /// Id of the process that last created a start thread, or tried to.
 static STARTING_PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Starts the plugin and the socket after a delay, once in a process. An exit of the program waits for the start only
-/// if the environment names a config file.
+/// Creates the thread that starts the plugin and opens the control socket after a delay of at least 100 ms, once in a
+/// process. The config comes from the environment. An exit of the program waits for the start only if the environment
+/// names a config file.
 pub(super) fn start_plugin_delayed(entry: &'static memprof_plugin_entry_t) {
-    let _settings = ensure_start_thread(
+    let _settings = ensure_settings_and_thread(
         entry,
         &DELAYED_START_THREAD,
         LogDestination::startup_stderr(),
@@ -97,14 +98,15 @@ pub(super) fn start_plugin_delayed(entry: &'static memprof_plugin_entry_t) {
     }
 }
 
-/// Starts the plugin and the socket as [`start_plugin_delayed`] does, for a program that passes its own settings and
-/// redirects its standard error to its log. An exit does not wait for the start.
+/// Creates the thread that starts the plugin and opens the control socket after a delay, once in a process. For a
+/// program that passes its own settings and redirects its standard error to its log. An exit of the program does not
+/// wait for the start.
 #[cfg(feature = "adapter-postgres")]
 pub(super) fn start_plugin_delayed_with(
     entry: &'static memprof_plugin_entry_t,
     settings: impl FnOnce() -> Result<Settings, Failure>,
 ) {
-    let _settings = ensure_start_thread(
+    let _settings = ensure_settings_and_thread(
         entry,
         &DELAYED_START_THREAD,
         LogDestination::Redirected,
@@ -112,11 +114,11 @@ pub(super) fn start_plugin_delayed_with(
     );
 }
 
-/// Starts the plugin without delay, on a new thread, and makes an exit of the program wait for it. Forked children get
-/// no plugin.
+/// Creates the thread that starts the plugin as soon as sampling has started or is impossible. Makes an exit of the
+/// program wait for the plugin, at most 5 s. Forked children get no plugin.
 pub(super) fn start_plugin_now(entry: &'static memprof_plugin_entry_t) {
     EXCLUDES_CHILDREN.store(true, Ordering::Release);
-    let _settings = ensure_start_thread(
+    let _settings = ensure_settings_and_thread(
         entry,
         &IMMEDIATE_START_THREAD,
         LogDestination::startup_stderr(),
@@ -125,27 +127,29 @@ pub(super) fn start_plugin_now(entry: &'static memprof_plugin_entry_t) {
     register_exit_handler();
 }
 
-/// Makes an exit wait for the start, at most 5 s. An exit of a forked child does not wait.
+/// Registers the exit handler that waits for the start of the plugin, at most 5 s. In a forked child the handler does
+/// not wait.
 fn register_exit_handler() {
-    // If it cannot be registered, an exit does not wait.
-    // In a forked child, the C library does not release the lock of its list of handlers, which exit(3) acquires.
+    // If the handler cannot be registered, an exit does not wait.
+    // No fork may happen meanwhile: atexit(3) holds the C library's lock of its list of handlers, which is not released
+    // in a forked child, and exit(3) would wait for it there.
     let _no_fork = ForkGuard::acquire();
     // SAFETY: atexit(3): the handler is in this library, which is never unloaded. Handlers that the plugin registers
     // later run before this one, or after it if the exit has started by then.
     unsafe { libc::atexit(start_and_wait_at_exit) };
 }
 
-/// Reports that sampling has started or is impossible, so that the plugin may be created.
+/// Reports that sampling has started or is impossible. A start thread that waits for this then creates the plugin.
 #[cfg(feature = "adapter-preload")]
 #[doc(hidden)]
 pub fn end_wait_for_sampling() {
     SAMPLING_STARTED.set();
 }
 
-/// Exit handler: ends the start's delay, and waits at most 5 s until the plugin is created. Does nothing in a forked
-/// child.
+/// Exit handler: ends the delay before the start of the plugin, and waits at most 5 s until the plugin is created. Does
+/// nothing in a forked child.
 extern "C" fn start_and_wait_at_exit() {
-    // In a forked child the event is set, so that its exit does not create the plugin in a process that ends.
+    // The fork handler sets this event in a child: it has no start thread for which its exit could wait.
     if START_FINISHED.has_happened() {
         return;
     }
@@ -153,11 +157,11 @@ extern "C" fn start_and_wait_at_exit() {
     START_FINISHED.wait(START_TIMEOUT);
 }
 
-/// Creates the plugin and the start thread, unless they exist. For entry points that the program calls to send
-/// messages.
+/// Creates the plugin at once, and the thread that later opens the control socket, unless they exist. Called by the
+/// entry points that the program uses to send messages. A failure is logged, and becomes the reply to every message.
 pub(super) fn ensure_instance(entry: &'static memprof_plugin_entry_t) {
     catch_panic((), || {
-        let start = ensure_start_thread(
+        let start = ensure_settings_and_thread(
             entry,
             &DELAYED_START_THREAD,
             LogDestination::startup_stderr(),
@@ -167,8 +171,8 @@ pub(super) fn ensure_instance(entry: &'static memprof_plugin_entry_t) {
     });
 }
 
-/// Returns the instance, and creates it if there is none. One that could not be created is created again if its config
-/// has changed since.
+/// Returns the plugin's instance, and creates it if there is none. If an earlier creation of the plugin failed, tries
+/// again, provided that the config has changed since.
 fn get_or_create_instance(start: &'static StartSettings) -> &'static AdapterInstance {
     let adapter = start.adapter();
     let (instance, _) =
@@ -182,7 +186,8 @@ pub(super) fn send_message(message: &[u8]) -> Result<String, String> {
     with_instance(|instance| instance.send_and_render(message).into_result())
 }
 
-/// Sends a message and returns its reply as JSON. Call [`ensure_instance`] first. Fails as [`send_message`] does.
+/// Sends a message and returns its reply as JSON. Call [`ensure_instance`] first. If the message failed, the error is
+/// the reply's text; otherwise it says that the plugin is not loaded or panicked.
 pub(super) fn send_message_for_json(message: &[u8]) -> Result<String, String> {
     with_instance(|instance| instance.send_message_for_json(message))
 }
@@ -197,16 +202,16 @@ pub(super) fn send_to_server_processes(
     with_instance(|instance| Ok(instance.send_to_server_processes(message, should_stop)))
 }
 
-/// Returns whether all users may send a message, to an adapter that cannot distinguish users. False if no plugin is
-/// loaded.
+/// Returns whether all users may send a message, to an adapter that cannot distinguish users. Creates the plugin's
+/// instance if there is none. False before the settings were read.
 #[cfg(feature = "adapter-mariadb")]
 pub(super) fn is_allowed_for_all_users(message: &str) -> bool {
     let start = START_SETTINGS.get();
     start.is_some_and(|start| get_or_create_instance(start).is_allowed_for_all_users(message))
 }
 
-/// Calls `send` with the instance, which is created if there is none. Fails if no settings were read yet, or if `send`
-/// panics.
+/// Calls `send` with the plugin's instance, which is created if there is none, and returns its result. Fails if no
+/// settings were read yet, or if `send` panics.
 fn with_instance(
     send: impl FnOnce(&AdapterInstance) -> Result<String, String>,
 ) -> Result<String, String> {
@@ -217,17 +222,18 @@ fn with_instance(
     })
 }
 
-/// Logs, as an error, the name of the program's function without which an entry point does nothing. Logs nothing before
-/// the settings were read.
+/// Logs, as an error, that the program lacks a function that an entry point needs. Logs nothing before the settings
+/// were read.
 pub(super) fn log_missing_symbol(missing: MissingSymbol) {
     if let Some(start) = START_SETTINGS.get() {
         start.log.write_line(Level::Error, &missing.to_string());
     }
 }
 
-/// Reads the settings at the first call, and returns those of the first call from then on. Registers the fork handler
-/// and creates the start thread, each once in a process. `stderr` is the destination of log lines.
-fn ensure_start_thread(
+/// Reads the settings at the first call, by `settings`, and returns those of the first call from then on. Registers the
+/// fork handler, and creates the start thread as `thread` describes it, each once in a process. `stderr` is the
+/// destination of log lines.
+fn ensure_settings_and_thread(
     entry: &'static memprof_plugin_entry_t,
     thread: &'static ThreadSpec,
     stderr: LogDestination,
@@ -252,20 +258,21 @@ fn ensure_start_thread(
     start
 }
 
-/// Registers the fork handler, once in a process. Does not wait for a thread that is registering it, because the caller
-/// may hold the loader's lock.
+/// Registers the fork handler, once in a process, and keeps the library loaded. If another thread is registering the
+/// handler, does not wait for it, because the caller may hold the loader's lock.
 fn register_fork_handler() {
     static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
     if !IS_REGISTERED.swap(true, Ordering::AcqRel) {
         memprof_plugin_abi::stay_loaded();
         ForkGuard::register_fork_handlers();
-        // If it cannot be registered, forked children get no plugin.
+        // If the handler cannot be registered, forked children get no plugin.
         // SAFETY: pthread_atfork(3): the handler is in this library, which is never unloaded.
         unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
     }
 }
 
-/// Fork handler: starts the plugin in the child after the usual delay, unless children are excluded.
+/// Fork handler: creates a start thread in the child, which starts the plugin after a delay, unless children are
+/// excluded.
 extern "C" fn after_fork_in_child() {
     // An exit must not wait, because the start thread exists only in the parent.
     START_FINISHED.set();
@@ -274,16 +281,16 @@ extern "C" fn after_fork_in_child() {
     }
 }
 
-/// Gives the threads of the plugin and of the control socket a descriptor table of their own, apart from the program's.
-/// The plugin must need no descriptor of the program on these threads, and pass none of theirs to threads of the
-/// program. Call it while the library is loaded.
+/// Requests that the threads of the plugin and of the control socket get a descriptor table of their own, apart from
+/// the program's. The plugin must need no descriptor of the program on these threads, and pass none of theirs to
+/// threads of the program. Call it in a constructor of the library, before the start thread runs.
 #[cfg(feature = "adapter-preload")]
 #[doc(hidden)]
 pub fn use_own_descriptors() {
     USES_OWN_DESCRIPTORS.store(true, Ordering::Release);
 }
 
-/// Makes the calling thread leave the program's descriptor table, if [`use_own_descriptors`] was called.
+/// Gives the calling thread, a start thread, its own descriptor table, if [`use_own_descriptors`] was called.
 fn leave_descriptor_table_if_requested() {
     if USES_OWN_DESCRIPTORS.load(Ordering::Acquire) {
         memprof_own::leave_program_table();
@@ -316,8 +323,9 @@ fn spawn_start_thread(thread: &'static ThreadSpec) {
     }
 }
 
-/// Creates the plugin and opens the control socket. Does neither if the program is a host that has the plugin, and opens
-/// none if another copy of the library has done so meanwhile. Runs on the start thread.
+/// Creates the plugin and opens the control socket. Does neither if this process already serves the plugin at a socket.
+/// Opens no socket if another copy of the library opens one while the plugin is being created. Runs on the start
+/// thread.
 fn start_plugin(privileges: &mut Privileges) {
     privileges.match_main_thread();
     // Before anything is allocated, so that an existing plugin does not sample this thread.
@@ -325,7 +333,7 @@ fn start_plugin(privileges: &mut Privileges) {
         instance.report_memprof_thread();
     }
     let Some(start) = START_SETTINGS.get() else {
-        // Never: `ensure_start_thread` stores the settings before it creates this thread.
+        // Never: `ensure_settings_and_thread` stores the settings before it creates this thread.
         return;
     };
     if is_served_already(start) {
@@ -342,8 +350,8 @@ fn start_plugin(privileges: &mut Privileges) {
     let _result = instance.open_control_socket(&start.adapter(), start.control());
 }
 
-/// Returns whether this process serves the plugin at a control socket already: the program is a host, or another copy of
-/// this library has opened one. Logs it if so. The socket of another plugin does not count.
+/// Returns whether this process already serves the plugin at a control socket: the program is a host itself, or another
+/// copy of this library has opened a socket. If so, logs a line. The socket of another plugin does not count.
 fn is_served_already(start: &StartSettings) -> bool {
     let is_served =
         own_sockets::is_plugin_served(&own_default_dir(), &instance::plugin_id(start.entry));
@@ -363,7 +371,8 @@ impl StartSettings {
         }
     }
 
-    /// Returns the control socket in the config. `None` if the config is invalid or does not mention it.
+    /// Returns whether, and where, the config requests a control socket. `None` if the config is invalid or does not
+    /// mention one.
     fn control(&self) -> Option<&Control> {
         self.settings.as_ref().ok()?.control.as_ref()
     }
@@ -381,7 +390,8 @@ fn write_log_line(level: Level, text: &str) {
     print_line(level, text);
 }
 
-/// Writes a reply to standard error, for programs without another place for it.
+/// Writes a reply to standard error, for programs that cannot show it in any other way. Drops it if the program has
+/// replaced standard error.
 pub(super) fn print_reply(reply: &str) {
     print_line("", reply);
 }

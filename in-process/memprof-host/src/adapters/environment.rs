@@ -13,7 +13,7 @@ pub(super) const LG_SAMPLE: &str = "MEMPROF_LG_SAMPLE";
 
 const CONFIG: &str = "MEMPROF_CONFIG";
 
-/// Returns whether the environment names a config file of the plugin.
+/// Returns whether the environment names a config file of the plugin (`MEMPROF_CONFIG`).
 pub(super) fn has_config() -> bool {
     environment_variable(CONFIG).is_some()
 }
@@ -24,19 +24,20 @@ type Variables = Vec<(&'static str, String)>;
 /// The variables as they were read first: the program may change them at any time, on another thread.
 static VARIABLES: LockFreeOnce<Variables> = LockFreeOnce::new();
 
-/// Parses the config in the environment, whose variables are read only at the first call. Fails as
-/// [`config::parse_pairs`] does.
+/// Parses the config in the environment, whose variables are read only at the first call. Fails if a value is invalid,
+/// or if the config file that a variable names cannot be read or parsed.
 pub(super) fn read_settings() -> Result<Settings, Failure> {
     parse_variables(VARIABLES.get_or_set(read_variables()))
 }
 
-/// Parses the config of [`read_settings`] again, with the current text of the file that it names. `None` if
-/// [`read_settings`] was never called, because the program passes its own settings.
+/// Parses the config of the environment again: the variables as [`read_settings`] read them, but the current text of
+/// the config file. `None` if [`read_settings`] was never called, because the program passes its own settings.
 pub(super) fn reread_settings() -> Option<Result<Settings, Failure>> {
     VARIABLES.get().map(parse_variables)
 }
 
-/// Parses the config that the variables contain, as keys and values. Fails as [`config::parse_pairs`] does.
+/// Parses the config that the variables contain, as keys and values. Reads the config file, if one is named. Fails if a
+/// value is invalid, or if the file cannot be read or parsed.
 fn parse_variables(variables: &Variables) -> Result<Settings, Failure> {
     config::parse_pairs(variables.iter().map(|(key, value)| (*key, value.as_str())))
 }

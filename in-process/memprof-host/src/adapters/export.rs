@@ -116,10 +116,11 @@ macro_rules! __export_instance {
 macro_rules! __export_with_caller {
     ($name:expr, $register:literal, $entry_point:path) => {
         const _: () = {
-            /// Adds the return address to the arguments, and jumps to the entry point.
+            /// Adds the return address to the arguments, and jumps to the entry point. By that address, the entry point
+            /// finds the library that called it.
             #[unsafe(naked)]
             #[unsafe(export_name = $name)]
-            unsafe extern "C" fn exported() {
+            unsafe extern "C" fn forward_with_caller() {
                 ::std::arch::naked_asm!(
                     concat!("mov ", $register, ", [rsp]"),
                     "jmp {}",

@@ -12,8 +12,10 @@ use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::{catch_panic, delayed_start};
 
-/// Sends a message and returns its reply, which [`free_reply`] frees. If the message fails, the reply is the plugin's
-/// JSON, or a text that begins with `error: `. Null only if there is no memory or the call panicked.
+/// Sends a message and returns its reply, which the program frees with [`free_reply`]. Blocks until the reply. The
+/// first call creates the plugin. If the message fails, the reply is the plugin's JSON if `format=json` was requested,
+/// otherwise a text that begins with `error: `. Null only if the call panicked. A null `message` counts as an empty
+/// one.
 ///
 /// # Safety
 /// `message` is null or NUL-terminated.
@@ -37,7 +39,7 @@ pub unsafe fn send_message(
     })
 }
 
-/// Frees a reply of [`send_message`]. Does nothing if it is null.
+/// Frees a reply of [`send_message`]. Does nothing if `reply` is null.
 ///
 /// # Safety
 /// `reply` is null, or a result of [`send_message`] that was not freed yet.

@@ -31,8 +31,8 @@ impl fmt::Display for MissingSymbol {
 }
 
 impl CallerAddress {
-    /// Opens the library that contains the caller. It cannot be unloaded meanwhile, because it is on the call stack. If
-    /// it is not found, symbols are looked up in the whole program.
+    /// Opens the library that contains the caller's code, for symbol lookups. The library cannot be unloaded meanwhile,
+    /// because its code is on the call stack. If it is not found, symbols are looked up in the whole program.
     pub(super) fn open_symbols(self) -> HostSymbols {
         let library = memprof_own::find_object(self.0.addr()).and_then(|object| {
             // SAFETY: the loader's text, which it keeps as long as it has the library.
@@ -83,7 +83,7 @@ pub(super) unsafe fn find_symbol<F: Copy>(name: &CStr) -> Option<F> {
     unsafe { to_pointer(address) }
 }
 
-/// Converts an address to a pointer of type `F`, mostly to a function. `None` if it is null.
+/// Converts an address to a pointer of type `F`, mostly a function pointer. `None` if the address is null.
 ///
 /// # Safety
 /// `F` is a pointer type that fits the symbol at `address`.

@@ -31,7 +31,7 @@ pub(super) struct AdapterInstance {
     /// Config with which it was created.
     settings: Result<Settings, Failure>,
     /// Whether it was created with a config of the plugin.
-    has_keys: bool,
+    has_config: bool,
 }
 
 /// Properties of the adapter through which a program loads the plugin.
@@ -60,13 +60,14 @@ static INSTANCE: AtomicPtr<AdapterInstance> = AtomicPtr::new(ptr::null_mut());
 /// Whether users of the instance are unknown, so that it must never be freed.
 static IS_SHARED: AtomicBool = AtomicBool::new(false);
 
-/// Returns the instance. `None` before an adapter has created it.
+/// Returns the plugin's instance in this process. `None` before an adapter has created it, or after it was removed.
 pub(super) fn instance() -> Option<&'static AdapterInstance> {
     // SAFETY: null, or leaked when it was created; the caller of `remove_instance` promises that it is unused.
     unsafe { INSTANCE.load(Ordering::SeqCst).as_ref() }
 }
 
-/// Returns the instance, which is never freed from now on. `None` before an adapter has created it.
+/// Marks the plugin's instance as shared, so that it is never freed, and returns it. `None` if there is no instance;
+/// one that is created later is shared, too.
 fn share_instance() -> Option<&'static AdapterInstance> {
     // The flag must be set before the instance is read: `remove_instance` uses the reverse order.
     IS_SHARED.store(true, Ordering::SeqCst);
@@ -88,13 +89,13 @@ pub fn plugin_for_other_copy() -> *mut memprof_plugin_t {
     catch_panic(ptr::null_mut(), || plugin().unwrap_or(ptr::null_mut()))
 }
 
-/// Returns whether the instance must never be freed.
+/// Returns whether the instance must never be freed, because not all of its users are known.
 #[cfg(feature = "adapter-attached")]
 pub(super) fn is_instance_shared() -> bool {
     IS_SHARED.load(Ordering::SeqCst)
 }
 
-/// Removes the instance, and frees it unless it is shared.
+/// Removes the plugin's instance from this process, and frees it unless it is shared.
 ///
 /// # Safety
 /// The caller has created the instance and no other code uses it, unless it is shared.
@@ -107,22 +108,23 @@ pub(super) unsafe fn remove_instance() {
     }
 }
 
-/// Creates the instance, for a caller that may later call [`remove_instance`]. `has_keys` says whether the attachment
-/// configures the plugin. Blocks while another copy of the library creates its instance. `None` if one was created
-/// since the caller checked. Fails with the reason if the plugin cannot be created; no instance is stored then.
+/// Creates the plugin's instance, for a caller that may later call [`remove_instance`]. `has_config` says whether the
+/// attachment configures the plugin. Blocks while another copy of the library creates its instance. `None` if another
+/// thread has created an instance since the caller checked. Fails with the reason if the plugin cannot be created; no
+/// instance is stored then.
 #[cfg(feature = "adapter-attached")]
 pub(super) fn create_removable_instance(
     entry: &'static memprof_plugin_entry_t,
     adapter: &Adapter,
     settings: Settings,
-    has_keys: bool,
+    has_config: bool,
 ) -> Result<Option<&'static AdapterInstance>, Failure> {
     let _guard = library_copies::lock_all_copies(entry);
     if instance().is_some() {
         return Ok(None);
     }
-    let mut new = Box::new(AdapterInstance::new(entry, adapter, Ok(settings)));
-    new.has_keys = has_keys;
+    let mut new = Box::new(AdapterInstance::create(entry, adapter, Ok(settings)));
+    new.has_config = has_config;
     match new.failure.take() {
         Some(failure) => Err(failure),
         None => {
@@ -134,9 +136,10 @@ pub(super) fn create_removable_instance(
     }
 }
 
-/// Creates the instance, or uses the one of another adapter, and opens the control socket. An existing instance keeps
-/// its config, which is logged as a warning. But an instance that could not be created is replaced, because its config
-/// may have been corrected. A failure is logged in one line, and is the reply to every message.
+/// Creates the plugin's instance, or uses the existing one of another adapter, and opens the control socket. An
+/// existing instance keeps its config; a warning is logged then. But an instance whose plugin could not be created is
+/// replaced, because the config may have been corrected. A failure is logged in one line, and is the reply to every
+/// message.
 pub(super) fn start_instance(
     entry: &'static memprof_plugin_entry_t,
     adapter: &Adapter,
@@ -161,8 +164,9 @@ pub(super) fn start_instance(
     instance
 }
 
-/// Returns the instance, which is never freed from now on, and whether this call has created it. If its plugin could
-/// not be created, the instance replies with the reason.
+/// Returns the plugin's instance, and whether this call has created it. The instance is never freed from now on. If the
+/// plugin cannot be created, the instance replies to every message with the reason. `settings` is called only for a new
+/// instance.
 pub(super) fn get_or_create_instance(
     entry: &'static memprof_plugin_entry_t,
     adapter: &Adapter,
@@ -178,13 +182,18 @@ pub(super) fn get_or_create_instance(
     }
     // The instance is stored only when it is complete: a child that is forked meanwhile must not wait for a thread that
     // exists only in its parent.
-    let new = Box::leak(Box::new(AdapterInstance::new(entry, adapter, settings())));
+    let new = Box::leak(Box::new(AdapterInstance::create(
+        entry,
+        adapter,
+        settings(),
+    )));
     INSTANCE.store(ptr::from_mut(new), Ordering::SeqCst);
     (new, true)
 }
 
-/// Replaces an instance that could not be created, unless its config is still the same. `read_again` returns the config
-/// as it is now, `None` if it cannot change. Opens the control socket of a new instance. Returns the current instance.
+/// Replaces an instance whose plugin could not be created, if the config has changed since, and opens the control
+/// socket of the new instance. Does nothing if the plugin was created. `read_again` returns the config as it is now;
+/// `None` if it cannot change. Returns the current instance.
 pub(super) fn recreate_if_config_changed(
     instance: &'static AdapterInstance,
     adapter: &Adapter,
@@ -204,8 +213,9 @@ pub(super) fn recreate_if_config_changed(
     instance
 }
 
-/// Creates an instance in place of one that could not be created, whose control socket it closes. The old one is
-/// leaked, because threads may use it. Returns the current instance if another thread has replaced the failed one.
+/// Creates an instance in place of one whose plugin could not be created. Closes the control socket of the old
+/// instance, which is leaked, because threads may use it. If another thread has already replaced the failed instance,
+/// creates none and returns the current one.
 fn replace_failed_instance(
     entry: &'static memprof_plugin_entry_t,
     adapter: &Adapter,
@@ -220,7 +230,7 @@ fn replace_failed_instance(
     match share_instance() {
         Some(current) if current.failure.is_none() => current,
         _ => {
-            let new = Box::leak(Box::new(AdapterInstance::new(entry, adapter, settings)));
+            let new = Box::leak(Box::new(AdapterInstance::create(entry, adapter, settings)));
             INSTANCE.store(ptr::from_mut(new), Ordering::SeqCst);
             new
         }
@@ -230,7 +240,7 @@ fn replace_failed_instance(
 impl AdapterInstance {
     /// Creates the plugin, or joins the plugin of another copy of the library. Never fails, because an adapter must not
     /// end its program: a failure is logged, and is then the reply to every message.
-    fn new(
+    fn create(
         entry: &'static memprof_plugin_entry_t,
         adapter: &Adapter,
         settings: Result<Settings, Failure>,
@@ -279,8 +289,8 @@ impl AdapterInstance {
             router: Arc::new(router),
             failure,
             settings,
-            // `create_removable_instance` corrects it for an attachment.
-            has_keys: true,
+            // `create_removable_instance` sets it to false for an attachment without a config.
+            has_config: true,
         }
     }
 
@@ -294,14 +304,15 @@ impl AdapterInstance {
         &self.settings
     }
 
-    /// Returns whether the instance was created with a config of the plugin. False only for an attachment without one.
+    /// Returns whether the instance was created with a config of the plugin. False only for an attachment that passed
+    /// no config.
     #[cfg(feature = "adapter-attached")]
-    pub(super) fn has_keys(&self) -> bool {
-        self.has_keys
+    pub(super) fn has_config(&self) -> bool {
+        self.has_config
     }
 
-    /// Opens the control socket, once in a process, as `configured` requests. If it is `None`, the adapter's default
-    /// applies. Fails as [`control::open_socket`] does, which logs the error.
+    /// Opens the control socket, once in a process, where `configured` says. If `configured` is `None`, the adapter's
+    /// default applies. Logs an error and returns it.
     pub(super) fn open_control_socket(
         &self,
         adapter: &Adapter,
@@ -311,8 +322,8 @@ impl AdapterInstance {
         control::open_socket(self.program, Arc::clone(&self.router), adapter.log, control)
     }
 
-    /// Describes that the plugin was loaded before. If another copy of the library has created it, the library of `own`
-    /// is not used; otherwise only the new config is not used.
+    /// Formats the warning that the plugin was loaded before. If another copy of the library has created the plugin,
+    /// the text says that the library of `own` is not used; otherwise, that the new config is not used.
     fn loaded_already_text(&self, own: &'static memprof_plugin_entry_t) -> String {
         let id = &self.id;
         if !self.is_from_other_copy() {
@@ -333,19 +344,19 @@ impl AdapterInstance {
         plugins.any(|(_, plugin)| matches!(plugin, Ok(joined) if joined.created_plugin().is_none()))
     }
 
-    /// Reports to the plugin that the calling thread is memprof's.
+    /// Reports to the plugin that the calling thread is memprof's, so that a profiler does not sample it.
     pub(super) fn report_memprof_thread(&self) {
         self.router.report_memprof_thread();
     }
 
-    /// Returns the id of the plugin, such as `memory_profile`. It is in the entry, so there is one even if the plugin
-    /// could not be created.
+    /// Returns the id of the plugin, such as `memory_profile`, even if the plugin could not be created.
     pub(super) fn id(&self) -> &str {
         &self.id
     }
 }
 
-/// Returns the id of the plugin in a library, which is there even if the plugin cannot be created.
+/// Returns the plugin's id from the entry of a library, such as `memory_profile`. The plugin need not have been
+/// created.
 pub(super) fn plugin_id(entry: &'static memprof_plugin_entry_t) -> String {
     // SAFETY: memprof.h: the entry's texts live as long as the entry.
     unsafe { copy_text(entry.id) }

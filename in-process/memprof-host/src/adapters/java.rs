@@ -73,8 +73,8 @@ struct NativeMethod {
 }
 
 /// Creates the plugin, and registers the native method `send` of the class with the library's name in camel case, if
-/// there is one: an agent has none. Returns the JNI version, even on failure: a JVM refuses the library for any other
-/// result.
+/// there is such a class; an agent has none. Returns the JNI version, even on failure, because a JVM refuses the
+/// library for any other result.
 ///
 /// # Safety
 /// The JVM calls `JNI_OnLoad` with `vm`.
@@ -115,8 +115,9 @@ pub unsafe fn init_library(
     JNI_VERSION
 }
 
-/// Loads the plugin as an agent. Attaches to the process if the options are those of `memprof attach`; otherwise sends
-/// the options as a message, unless they are empty, and prints the reply. Returns 0, or 1 if that failed.
+/// Runs the library as an agent of the JVM. If the options are those of `memprof attach`, attaches to the process.
+/// Otherwise creates the plugin, sends the options as a message, unless they are empty, and prints the reply to
+/// standard error. Returns 0, or 1 if attaching or the message failed.
 ///
 /// # Safety
 /// The JVM calls `Agent_OnLoad` or `Agent_OnAttach`: `options` is null or NUL-terminated.
@@ -129,7 +130,7 @@ pub unsafe fn run_agent(entry: &'static memprof_plugin_entry_t, options: *const 
         unsafe { CStr::from_ptr(options) }
     };
     if let Some(attachment) = options.to_bytes().strip_prefix(ATTACH_PREFIX) {
-        // A failure is not logged: `memprof attach` requests the reason in another way.
+        // A failure is not logged: `memprof attach` gets the reason by another request.
         return catch_panic(1, || {
             c_int::from(attachment::attach_on_new_thread(entry, attachment).is_err())
         });
@@ -147,7 +148,8 @@ pub unsafe fn run_agent(entry: &'static memprof_plugin_entry_t, options: *const 
     })
 }
 
-/// Implements the native method `send(String)`. Throws an exception if the message fails.
+/// Implements the native method `send(String)`: sends a message to the plugin and returns the reply as a Java string.
+/// Returns null, with an exception, if the message is null or fails. Returns null without one if the code panicked.
 unsafe extern "C" fn send_message(env: Env, _class: Object, message: Object) -> Object {
     catch_panic(ptr::null_mut(), || {
         // SAFETY: the JVM passed the environment to this native method.

@@ -31,15 +31,15 @@ pub fn lock_address() -> *const u32 {
     (&raw const LOCK).cast()
 }
 
-/// Locks instance creation and socket setup across all copies of the library in this process. Locks only this copy if
-/// no copy in the loader's list exports a lock. Blocks; unlocks on drop.
+/// Locks instance creation and socket setup across all copies of the library in this process, by the lock that they
+/// share. Locks only this copy if no copy in the loader's list exports a lock. Blocks; unlocks on drop.
 pub(super) fn lock_all_copies(own: &'static memprof_plugin_entry_t) -> ProcessLockGuard<'static> {
     shared_lock(own).unwrap_or(&LOCK).lock()
 }
 
 /// Finds the plugin with the id of `own` that another copy of the library has created, and joins it. `None` if there is
-/// none. Skips a copy that cannot be joined. Fails if the other library is not a copy but another plugin: its messages
-/// have nothing to do with those of `own`.
+/// none, or if `own` is invalid. Skips a copy that cannot be joined. Fails if the other library is no copy but another
+/// plugin with the same id: neither of the two has all messages of the other.
 pub(super) fn join_other_copy(
     own: &'static memprof_plugin_entry_t,
 ) -> Option<Result<Instance, Failure>> {
@@ -61,7 +61,7 @@ pub(super) fn join_other_copy(
 
 /// Returns the error that another library in the process, which is no copy, has created a plugin with the id of `own`.
 /// `None` if there is none. Waits for the lock of all copies.
-pub(super) fn find_duplicate(own: &'static memprof_plugin_entry_t) -> Option<Failure> {
+pub(super) fn find_duplicate_error(own: &'static memprof_plugin_entry_t) -> Option<Failure> {
     let _guard = lock_all_copies(own);
     join_other_copy(own)?.err()
 }
@@ -106,7 +106,7 @@ fn library_path(entry: *const memprof_plugin_entry_t) -> String {
     let Some(library) = memprof_own::find_object(entry.addr()) else {
         return "a library".to_owned();
     };
-    // SAFETY: the loader's text, which it keeps as long as it has the library, and that is never unloaded.
+    // SAFETY: the loader keeps this text as long as it has the library, which is never unloaded.
     unsafe { CStr::from_ptr(library.dli_fname) }
         .to_string_lossy()
         .into_owned()
@@ -131,7 +131,7 @@ struct LibraryCopy {
 /// Iterates over the copies except that of `own`, in the order in which they were loaded. There are none if `own` is
 /// invalid.
 fn other_copies(own: &'static memprof_plugin_entry_t) -> impl Iterator<Item = LibraryCopy> {
-    // `own` is not the entry that its library exports.
+    // Compares the base addresses of the libraries, because `own` is not the entry that its library exports.
     let base = |entry: *const memprof_plugin_entry_t| {
         memprof_own::find_object(entry.addr()).map(|library| library.dli_fbase)
     };
@@ -152,10 +152,11 @@ fn all_copies(own: &'static memprof_plugin_entry_t) -> impl Iterator<Item = Libr
     })
 }
 
-/// Finds the loaded libraries that have a plugin with an adapter, in the order in which they were loaded. Waits for a
-/// library that another thread loads.
+/// Finds the loaded libraries that have a plugin with an adapter, in the order in which they were loaded. Waits while
+/// another thread loads a library.
 fn loaded_libraries() -> Vec<LibraryCopy> {
-    // The list also has libraries that are being loaded: these are not relocated yet, and are unmapped if that fails.
+    // The list also has libraries that are being loaded: these are not relocated yet, and are unmapped if loading
+    // fails. A library that is listed both before and after the wait is completely loaded.
     let listed = listed_libraries();
     memprof_own::wait_for_loader();
     let mut loaded = listed_libraries();
@@ -177,7 +178,7 @@ fn listed_libraries() -> Vec<LibraryCopy> {
         if list.copies.len() == list.count {
             return list.copies;
         }
-        // More libraries may be loaded before the next round.
+        // The list had no room for all libraries. Twice the room, because more may be loaded before the next round.
         list = CopyList::with_capacity(2 * list.count);
     }
 }
@@ -221,7 +222,8 @@ unsafe extern "C" fn collect_copy(
     0
 }
 
-/// Returns the plugin of a loaded library. `None` if it has none with an adapter.
+/// Returns the plugin of a loaded library, by the symbols that `export_adapters!` and `export_plugin!` export. `None`
+/// if the library lacks one of the symbols; only the one of the lock may be missing.
 ///
 /// # Safety
 /// `library` is an entry that `dl_iterate_phdr(3)` passes to a callback, which is running.

@@ -102,7 +102,8 @@ pub unsafe fn open_module(
     1
 }
 
-/// Looks up the functions of the Lua that called. `None`, which is logged, if one is missing.
+/// Looks up the functions of the Lua that called. `None` if a function is missing, which is logged, or if the lookup
+/// panicked.
 fn find_lua(caller: CallerAddress) -> Option<Lua> {
     catch_panic(None, || {
         Lua::find(caller)
@@ -111,13 +112,15 @@ fn find_lua(caller: CallerAddress) -> Option<Lua> {
     })
 }
 
-/// Implements the Lua function `send`. Passes its return address and `is_json` = false to [`handle_call`].
+/// Implements the Lua function `send`: jumps to [`handle_call`] with `is_json` = false, and with its return address, by
+/// which the Lua that called is found.
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn lua_send(state: State) -> c_int {
     naked_asm!("mov rsi, [rsp]", "xor edx, edx", "jmp {}", sym handle_call)
 }
 
-/// Implements the Lua function `call`. Passes its return address and `is_json` = true to [`handle_call`].
+/// Implements the Lua function `call`: jumps to [`handle_call`] with `is_json` = true, and with its return address, by
+/// which the Lua that called is found.
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn lua_call(state: State) -> c_int {
     naked_asm!("mov rsi, [rsp]", "mov edx, 1", "jmp {}", sym handle_call)
@@ -173,15 +176,15 @@ fn send_message(message: &[u8], is_json: bool) -> Result<Value, String> {
     }
 }
 
-/// Implements the Lua function that `handle_call` runs as a protected call. Passes its return address to
-/// [`push_reply_for_caller`].
+/// Implements the Lua function that `handle_call` runs as a protected call: jumps to [`push_reply_for_caller`] with its
+/// return address, by which the Lua that called is found.
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn push_reply(state: State) -> c_int {
     naked_asm!("mov rsi, [rsp]", "jmp {}", sym push_reply_for_caller)
 }
 
-/// Pushes a reply as Lua values, or nil and the reason for a failure. Returns the number of values; 0 if a function of
-/// Lua is missing.
+/// Pushes the reply, to which the one argument points, as a Lua value; pushes nil and the reason if the message failed.
+/// Returns the number of values; 0 if a function of Lua is missing.
 unsafe extern "C-unwind" fn push_reply_for_caller(state: State, caller: CallerAddress) -> c_int {
     let Some(lua) = find_lua(caller) else {
         return 0;

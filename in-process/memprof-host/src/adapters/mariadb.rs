@@ -164,7 +164,7 @@ fn send_if_allowed(message: &[u8]) -> Result<String, String> {
     if READ_ONLY_MESSAGES.contains(&name) || delayed_start::is_allowed_for_all_users(name) {
         return delayed_start::send_message(message);
     }
-    // Any user may have sent a long name.
+    // The name is cut, because any user may have sent a long one.
     let shown: String = name.chars().take(40).collect();
     Err(format!(
         "{shown:?} is not a message for everybody, who may call this function: it takes {}; allow = [{shown:?}] in the \
@@ -204,7 +204,7 @@ macro_rules! __export_mariadb {
 
             /// Entry point that the server calls for each row.
             #[unsafe(export_name = env!("CARGO_CRATE_NAME"))]
-            unsafe extern "C" fn answer(
+            unsafe extern "C" fn reply_to_row(
                 init: *mut mariadb::Init,
                 args: *const mariadb::Args,
                 _result: *mut c_char,

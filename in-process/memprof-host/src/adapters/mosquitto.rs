@@ -147,7 +147,7 @@ pub unsafe fn init_plugin(
 }
 
 /// Parses the plugin's options, each a key and a value. A missing text is an empty one. Fails if a text is not UTF-8,
-/// and as [`config::parse_pairs`] does.
+/// if a key is given twice or has no name, if a value is invalid, or if the config file cannot be read or parsed.
 ///
 /// # Safety
 /// `options` points to `count` options of Mosquitto's.
@@ -222,7 +222,7 @@ fn publish_reply(broker: &Broker, client: *const c_void, instance: &AdapterInsta
     let topic: CString = to_c_string(&format!("{}/response", control_topic(instance)), LINE_LIMIT);
     // SAFETY: mosquitto_broker.h: the client of the event that is being handled.
     let client = unsafe { (broker.api.client_id)(client) };
-    // Without a client the reply would be published to all subscribers.
+    // Without a client's id, the broker would publish the reply to all subscribers.
     if client.is_null() {
         return;
     }

@@ -94,8 +94,8 @@ pub unsafe fn register_module(
     })
 }
 
-/// Handles a call of one of the module's functions. Returns the reply or its promise. If that fails, returns null, with
-/// an exception unless the code panicked or Node could not create the promise.
+/// Handles a call of one of the module's functions. Returns the reply or its promise. If the call fails, returns null,
+/// and throws an exception unless the code panicked or Node could not create the promise.
 unsafe extern "C" fn handle_call(env: Env, info: *mut c_void) -> Value {
     let handle = || {
         let node = NODE.get()?;
@@ -146,8 +146,8 @@ fn send_message(message: &[u8], is_json: bool) -> Result<String, String> {
     }
 }
 
-/// Queues a message for Node's pool. Returns the promise of its reply: parsed JSON if `is_json`, otherwise a text.
-/// `None` if Node cannot create a promise.
+/// Queues a message for a thread of Node's pool. Returns the promise of its reply: parsed JSON if `is_json`, otherwise
+/// a text. If Node cannot queue the message, the promise is rejected at once. `None` if Node cannot create a promise.
 fn queue_message(node: &Node, env: Env, message: Vec<u8>, is_json: bool) -> Option<Value> {
     let mut value = ptr::null_mut();
     let mut promise = ptr::null_mut();
@@ -200,7 +200,9 @@ unsafe extern "C" fn send_job_message(_env: Env, job: *mut Job) {
     job.reply = send_message(&job.message, job.is_json);
 }
 
-/// Settles the promise of a job: resolves it with the reply, or rejects it with the error. Frees the job.
+/// Settles the promise of a job: resolves it with the reply, or rejects it with the error. Frees the job and Node's
+/// work object. Node calls it on the JavaScript thread, after [`send_job_message`] or without it if the work was
+/// cancelled. [`queue_message`] calls it if Node refuses the work.
 unsafe extern "C" fn settle_promise(env: Env, _status: c_int, job: *mut Job) {
     catch_panic((), || {
         // SAFETY: `queue_message` leaked the job, and this is the last call with it.

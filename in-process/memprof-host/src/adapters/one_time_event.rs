@@ -21,7 +21,8 @@ impl OneTimeEvent {
     /// Sets the event, and wakes all waiting threads.
     pub(super) fn set(&self) {
         self.0.store(HAPPENED, Ordering::Release);
-        // It wakes at most `i32::MAX` threads, which are all. futex(2) fails only for invalid addresses.
+        // The largest number of threads that futex(2) accepts, so that all waiting threads wake up. It fails only for
+        // invalid addresses.
         let _ = futex::wake(&self.0, Flags::PRIVATE, u32::MAX >> 1);
     }
 
@@ -32,7 +33,8 @@ impl OneTimeEvent {
 
     /// Waits until the event has happened or `timeout` has passed.
     pub(super) fn wait(&self, timeout: Duration) {
-        // The waiting thread may be the program's, and one that may not read other clocks.
+        // The coarse clock, because the waiting thread may be the program's, and may be forbidden to execute RDTSC, by
+        // which other clocks are read.
         let start = coarse_monotonic_time();
         while self.0.load(Ordering::Acquire) == PENDING {
             let remaining = timeout.saturating_sub(coarse_monotonic_time().saturating_sub(start));

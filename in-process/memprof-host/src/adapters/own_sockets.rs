@@ -14,9 +14,9 @@ use crate::socket_dir::socket_names;
 /// Timeout of the list of one socket's plugins. The host may wait for a processor.
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Returns whether a host in this process has the plugin `id`, loaded or failed, by its sockets in the default directory
-/// `directory`. Also true if a host does not list its plugins. Another process may listen there that has the same pid in
-/// another container: its socket is not asked.
+/// Returns whether a host in this process has the plugin `id`, loaded or failed. Asks this process's sockets in the
+/// default directory `directory`, and waits at most 3 s for each. Also true if a host does not list its plugins in
+/// time. Skips the socket of a process that has the same pid in another container.
 pub(super) fn is_plugin_served(directory: &Path, id: &str) -> bool {
     let own = std::process::id();
     let request = request_line(PLUGINS, Value::Null);
@@ -30,7 +30,8 @@ pub(super) fn is_plugin_served(directory: &Path, id: &str) -> bool {
     })
 }
 
-/// Waits for a list of plugins, at most for [`LIST_TIMEOUT`]. `None` if the response is late or something else.
+/// Waits for the response to a request for the list of plugins, at most for [`LIST_TIMEOUT`]. `None` if the response
+/// is late, cannot be read, or contains no such list.
 fn receive_plugins(mut request: PendingRequest) -> Option<Vec<PluginInfo>> {
     let deadline = Instant::now() + LIST_TIMEOUT;
     let line = loop {

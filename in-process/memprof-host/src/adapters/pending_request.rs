@@ -31,8 +31,9 @@ pub(super) struct PendingRequest {
 }
 
 impl PendingRequest {
-    /// Connects to a socket of process `pid` and sends the request. Fails with `PermissionDenied` if another process or
-    /// user has the socket, and with the errors of connect(2).
+    /// Connects to a socket of process `pid` and sends the request. Never blocks: fails with `WouldBlock` if the
+    /// socket's queue of clients is full. Fails with `PermissionDenied` if another process or user has the socket, and
+    /// with other errors of connect(2).
     pub(super) fn send(pid: u32, path: &Path, request: &str) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
@@ -52,8 +53,8 @@ impl PendingRequest {
         })
     }
 
-    /// Receives without waiting. Returns the response's line or the reason for which there is none; `None` if it is
-    /// incomplete. A line above the limit is cut off, so that it is invalid JSON.
+    /// Receives bytes of the response without waiting. `None` while its line is incomplete. Then returns the line, or
+    /// the reason for which there is none. A line above 1 MiB is cut off, so that it is invalid JSON.
     pub(super) fn receive_line(&mut self) -> Option<Result<&[u8], String>> {
         let mut chunk = [0; 16 << 10];
         loop {
@@ -71,7 +72,8 @@ impl PendingRequest {
     }
 }
 
-/// Waits until a response can be read, at most for `timeout`. Returns the indices of the readable requests.
+/// Waits until bytes of a response can be read, at most for `timeout`. Returns the indices of the requests whose
+/// sockets are readable; empty after the timeout, or if a signal interrupted the wait.
 pub(super) fn wait_until_readable(pending: &[PendingRequest], timeout: Duration) -> Vec<usize> {
     let mut polled: Vec<_> = pending
         .iter()
@@ -88,7 +90,8 @@ pub(super) fn wait_until_readable(pending: &[PendingRequest], timeout: Duration)
     polled.iter().enumerate().filter_map(ready).collect()
 }
 
-/// Formats a request of the control protocol, as a line that ends with a newline.
+/// Formats a request of the control protocol (JSON-RPC 2.0) as a line with a newline at its end. Its id is always 1,
+/// because each connection sends one request.
 pub(super) fn request_line(method: &str, params: Value) -> String {
     let request = Request {
         jsonrpc: "2.0".to_owned(),

@@ -57,7 +57,8 @@ pub fn magic_block_address() -> *const c_void {
     ptr::from_ref(magic).cast()
 }
 
-/// Returns the `server_version_num` of this server, such as 160002. `None` if the process is no server.
+/// Returns the `server_version_num` of this server, such as 160002. `None` if the process is no PostgreSQL server, or
+/// reports no number.
 fn server_version() -> Option<c_int> {
     // SAFETY: guc.h declares a function of this type.
     let get: GetConfigOption = unsafe { find_symbol(c"GetConfigOption") }?;
@@ -136,7 +137,7 @@ pub unsafe fn handle_call(call: *mut Call) -> Datum {
 /// Sends a message to all processes of the server. The SQL function's result is JSON, an array of objects.
 ///
 /// # Safety
-/// Those of [`handle_call`].
+/// The server calls it as a function with one text argument that returns a text.
 #[doc(hidden)]
 pub unsafe fn handle_call_for_all(call: *mut Call) -> Datum {
     // SAFETY: the caller promises a call by the server.
@@ -147,17 +148,18 @@ pub unsafe fn handle_call_for_all(call: *mut Call) -> Datum {
     }
 }
 
-/// Passes the argument of a call to `work`, and returns its result to the server. The result is an SQL NULL if the call
-/// has no argument or a function of the server is missing.
+/// Passes the argument of a call to `work`, and returns the result of `work` to the server; an error becomes an error
+/// of the query, by longjmp. The result is an SQL NULL if the call has not one argument, if the argument is NULL, or if
+/// a function of the server is missing.
 ///
 /// # Safety
-/// Those of [`handle_call`].
+/// The server calls a function with one text argument that returns a text.
 unsafe fn run_call(
     call: *mut Call,
     work: impl FnOnce(Server, &[u8]) -> Result<String, String> + Copy,
 ) -> Datum {
-    // No value in this function may need a drop: the server's functions fail by longjmp. SAFETY: the caller promises a
-    // call by the server of this version.
+    // No value in this function may need a drop: the server's functions fail by longjmp.
+    // SAFETY: the caller promises a call by the server of this version.
     let server_and_argument =
         server_version().and_then(|version| unsafe { Server::from_call(call, version) });
     let Some((server, argument)) = server_and_argument else {
@@ -183,7 +185,7 @@ macro_rules! __export_postgres {
 
             /// Entry point by which the server checks for which version the library was built.
             #[unsafe(export_name = "Pg_magic_func")]
-            extern "C" fn magic() -> *const ::std::ffi::c_void {
+            extern "C" fn magic_block() -> *const ::std::ffi::c_void {
                 postgres::magic_block_address()
             }
 

@@ -27,7 +27,7 @@ const SAMPLED_CHILD: &str = "MEMPROF_SAMPLED_CHILD";
 /// Runs when the library is loaded.
 #[doc(hidden)]
 pub fn start_if_requested(entry: &'static memprof_plugin_entry_t) {
-    // Before the program forbids its threads CPUID, which a forked child's thread inherits.
+    // Reads CPUID now, because the program may later forbid it to its threads, and a forked child inherits that.
     memprof_own::detect_processor_features();
     catch_panic((), || match (variable_has_value(RUN, "1"), is_tallied()) {
         (true, true) => delayed_start::start_plugin_now(entry),
@@ -52,9 +52,10 @@ pub enum StartupSampling {
     },
 }
 
-/// Returns the sampling that the environment requests from the start: of the program, if `memprof run` has started it
-/// with sampling on; or of this process alone, if its parent is the one that the environment names. `None` if it
-/// requests none. Call it while the library is loaded, before the environment may change.
+/// Returns the sampling that the environment requests from the program's start on. It is that of the program if
+/// `memprof run` has started it with sampling on, and of this process alone if the environment names its parent's pid
+/// (`MEMPROF_SAMPLED_CHILD`). `None` if the environment requests no sampling. Call it in a constructor of the library,
+/// before the environment may change.
 #[doc(hidden)]
 pub fn startup_sampling() -> Option<StartupSampling> {
     match (
@@ -80,13 +81,15 @@ fn parse_sampled_child(value: &str, parent: u32) -> Option<u64> {
     is_child.then(|| lg_sample.parse().ok()).flatten()
 }
 
-/// Returns whether all allocations are counted. Call it while the library is loaded, before the environment may change.
+/// Returns whether the environment requests that all allocations are counted (`MEMPROF_TALLY`). Call it in a
+/// constructor of the library, before the environment may change.
 #[doc(hidden)]
 pub fn is_tallied() -> bool {
     variable_has_value(TALLY, "1")
 }
 
-/// Returns whether an environment variable has this value. False in a secure execution.
+/// Returns whether an environment variable has this value. Always false in a process with more privileges than the user
+/// who started it.
 fn variable_has_value(name: &str, value: &str) -> bool {
     environment_variable(name).is_some_and(|found| found == value)
 }

@@ -110,20 +110,22 @@ pub unsafe fn init_module(
     })
 }
 
-/// Implements the Python function `send`. Passes its return address and `is_json` = false to [`handle_call`].
+/// Implements the Python function `send`: jumps to [`handle_call`] with `is_json` = false, and with its return address,
+/// by which the Python that called is found.
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn python_send(module: Object, message: Object) -> Object {
     naked_asm!("mov rdx, [rsp]", "xor ecx, ecx", "jmp {}", sym handle_call)
 }
 
-/// Implements the Python function `call`. Passes its return address and `is_json` = true to [`handle_call`].
+/// Implements the Python function `call`: jumps to [`handle_call`] with `is_json` = true, and with its return address,
+/// by which the Python that called is found.
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn python_call(module: Object, message: Object) -> Object {
     naked_asm!("mov rdx, [rsp]", "mov ecx, 1", "jmp {}", sym handle_call)
 }
 
-/// Sends a message without the GIL. Returns the reply: parsed JSON if `is_json`, otherwise a str. Null if that fails,
-/// with an exception unless a function of Python is missing.
+/// Sends a message, and releases the GIL while it waits for the reply. Returns the reply: parsed JSON if `is_json`,
+/// otherwise a str. Null if the call fails, with an exception unless a function of Python is missing.
 unsafe extern "C-unwind" fn handle_call(
     _module: Object,
     message: Object,

@@ -191,7 +191,8 @@ pub unsafe fn load_module(
         };
         let is_reload = API.get().is_some();
         let api = API.get_or_set(api);
-        // `MODULE LOAD` of a client may fail, and the log has the reason. At its start, Redis would end.
+        // `MODULE LOAD` of a client may fail, and the log has the reason. At the start of Redis, a failure would end
+        // Redis.
         let is_client = api.later.has_clients(ctx);
         if is_client && api.is_name_busy(&plugin_id(entry)) {
             LOG.write_line(Level::Error, &busy_name_text(entry));
@@ -206,6 +207,7 @@ pub unsafe fn load_module(
         if is_client && (instance.creation_failure().is_some() || is_changed) {
             return ERR;
         }
+        // After the module was loaded once, the existing command may be its own.
         if !register_module_and_command(api, ctx, instance) && !is_reload {
             let line = format!(
                 "the command {} exists already, and stays as it is: this module has none",
@@ -219,7 +221,7 @@ pub unsafe fn load_module(
 
 /// Describes why a client cannot load the module, given that a module of its name is loaded.
 fn busy_name_text(entry: &'static memprof_plugin_entry_t) -> String {
-    if let Some(duplicate) = library_copies::find_duplicate(entry) {
+    if let Some(duplicate) = library_copies::find_duplicate_error(entry) {
         return duplicate.to_string();
     }
     let id = plugin_id(entry);
@@ -242,8 +244,8 @@ fn has_plugin(entry: &'static memprof_plugin_entry_t) -> bool {
     matches!(library_copies::join_other_copy(entry), Some(Ok(_)))
 }
 
-/// Parses the plugin's options, which are keys and values by turns. Fails if the last key has no value, and as
-/// [`config::parse_pairs`] does.
+/// Parses the plugin's options, which are keys and values by turns. Fails if the last key has no value, if a key is
+/// given twice or has no name, if a value is invalid, or if the config file cannot be read or parsed.
 fn parse_options(arguments: &[String]) -> Result<Settings, Failure> {
     let pairs = arguments.chunks(2).map(|pair| match pair {
         [key, value] => Ok((key.as_str(), value.as_str())),

@@ -28,9 +28,10 @@ pub(super) struct RenderedReply {
 }
 
 impl RenderedReply {
-    /// Renders a reply. `format` is the format argument of the message, `None` if it had none. JSON is rendered as its
-    /// `text`, unless the argument is `format=json`: then a text becomes the `text` of an object. Other bodies than JSON
-    /// and text stay bytes; a body that cannot be read becomes the text of the error.
+    /// Renders a reply in the format that the message requested: `format` is its format argument; `None` if it had
+    /// none. With `format=json`, JSON stays as it is, and a text becomes a JSON object with the field `text`.
+    /// Otherwise, JSON becomes the text in its field `text`. Bodies that are neither JSON nor text stay bytes. A body
+    /// that cannot be read becomes the text of the error.
     fn from_reply(reply: Reply, format: Option<&'static str>) -> Self {
         let is_success = reply.status_code == MEMPROF_OK;
         let is_object = reply.content_type == JSON;
@@ -74,8 +75,8 @@ fn text_as_json_object(is_success: bool, text: String) -> String {
 }
 
 /// Removes the argument `format=…` from the arguments of a message whose plugin has no such argument. Returns the
-/// remaining arguments and the format, `None` if there is none. A text that is no list of words stays as it is: the
-/// plugin refuses it.
+/// remaining arguments and the format; `None` if there is none. Arguments with invalid quotes stay as they are, because
+/// the plugin refuses them.
 ///
 /// # Errors
 /// The format is unknown, or is given twice.
@@ -196,9 +197,10 @@ impl AdapterInstance {
         }
     }
 
-    /// Removes the format argument from a message, unless its plugin has such an argument, which then stays. Also
-    /// returns it, `None` if there is none. A text above [`FRAME_LIMIT`] bytes and an unknown message stay as they are,
-    /// because [`send_message`](Self::send_message) refuses them. Fails if the format is unknown or is given twice.
+    /// Splits the argument `format=…` off a message. Returns the message without the argument, and the argument; `None`
+    /// if there is none. If the plugin's message has an argument `format` of its own, the message stays whole. It also
+    /// stays whole if it is unknown or above [`FRAME_LIMIT`] bytes: [`send_message`](Self::send_message) refuses it.
+    /// Fails if the format is unknown or is given twice.
     fn split_format<'a>(
         &self,
         data: &'a [u8],

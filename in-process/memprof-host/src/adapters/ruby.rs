@@ -164,14 +164,14 @@ unsafe extern "C-unwind" fn ruby_call(_module: Value, message: Value) -> Value {
     unsafe { handle_call(message, true) }
 }
 
-/// Sends a message without Ruby's lock. Returns the reply: parsed JSON if `is_json`, otherwise a string. Raises an
-/// exception if that fails.
+/// Sends a message, and releases Ruby's global lock while it waits for the reply. Returns the reply: parsed JSON if
+/// `is_json`, otherwise a string. Raises an exception if `message` is no string, or if the message fails.
 ///
 /// # Safety
 /// Ruby calls, with an object; no value on the stack up to its frames needs a drop.
 unsafe fn handle_call(mut message: Value, is_json: bool) -> Value {
     let Some(ruby) = RUBY.get() else {
-        // `define_module` sets `RUBY` before it defines the functions.
+        // Never happens: `define_module` sets `RUBY` before it defines the functions.
         return message;
     };
     // SAFETY: ruby.h: raises an exception unless the message is a string without NUL.
@@ -185,7 +185,8 @@ unsafe fn handle_call(mut message: Value, is_json: bool) -> Value {
     }));
     // SAFETY: ruby/thread.h: calls the function, except if an exception is pending, and raises none.
     unsafe { (ruby.without_lock)(send_pending, pending, std::ptr::null(), std::ptr::null()) };
-    // SAFETY: the box was leaked above. The call does nothing if there is a reply already.
+    // Sends the message with the lock if Ruby did not call the function above; otherwise there is a reply already.
+    // SAFETY: the box was leaked above, and no other code uses it.
     unsafe { send_pending(pending) };
     let mut raised = 0;
     // SAFETY: ruby.h: rb_protect catches exceptions and returns them as a number.
@@ -206,7 +207,8 @@ unsafe fn handle_call(mut message: Value, is_json: bool) -> Value {
     }
 }
 
-/// Sends the message, unless it has a reply. Runs without Ruby's lock.
+/// Sends the message and stores its reply, unless there is one already. Ruby calls this function without its global
+/// lock; [`handle_call`] calls it with the lock. Returns null, which has no meaning.
 unsafe extern "C" fn send_pending(pending: *mut PendingMessage) -> *mut c_void {
     // SAFETY: `handle_call` passes its box, to which no other code has access meanwhile.
     let pending = unsafe { &mut *pending };
@@ -221,7 +223,8 @@ unsafe extern "C" fn send_pending(pending: *mut PendingMessage) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// Converts the reply to a string, its parsed JSON, or an exception. Runs in `rb_protect`.
+/// Converts the reply to a Ruby string or to its parsed JSON; the error of a failed message to a `RuntimeError` object.
+/// Runs in `rb_protect`, which catches the exceptions of the conversion.
 unsafe extern "C-unwind" fn reply_to_object(pending: *mut PendingMessage) -> Value {
     // SAFETY: `handle_call` passes its box.
     let pending = unsafe { &*pending };

@@ -86,8 +86,8 @@ pub(super) fn query_other_processes(
     choose_replies(finished)
 }
 
-/// Chooses one result for each process: of the socket at which it has the plugin, if there is one. A plugin has one
-/// socket in a process.
+/// Chooses one result for each process. A process has several sockets if it has several plugins; the result of the
+/// socket that serves the right plugin is preferred, also if it is a failure.
 fn choose_replies(mut replies: Vec<SocketReply>) -> Vec<ServerProcess> {
     let is_other =
         |reply: &Result<Reply, MissingReply>| matches!(reply, Err(MissingReply::OtherSocket(_)));
@@ -102,8 +102,9 @@ fn choose_replies(mut replies: Vec<SocketReply>) -> Vec<ServerProcess> {
     replies.into_iter().map(process).collect()
 }
 
-/// Iterates over the sockets of the parent and its other children, without this process, in the default directory. A
-/// process has several if it has several plugins.
+/// Iterates over the sockets, in the default directory, of this process's parent and of the parent's other children:
+/// the processes of the same server. Each item has the pid and the path. A process has several sockets if it has
+/// several plugins.
 fn other_server_sockets() -> impl Iterator<Item = (u32, PathBuf)> {
     let server = getppid().map(|pid| pid.as_raw_pid().cast_unsigned());
     // A directory that cannot be read contains no socket to which this process can connect.
@@ -116,7 +117,7 @@ fn other_server_sockets() -> impl Iterator<Item = (u32, PathBuf)> {
         .filter(move |(pid, _)| Some(*pid) == server || parent_pid(*pid) == server)
 }
 
-/// Returns the parent of a process (proc(5), /proc/PID/stat). `None` if the process has ended.
+/// Returns the pid of a process's parent (proc(5), /proc/PID/stat). `None` if the process has ended.
 fn parent_pid(pid: u32) -> Option<u32> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     let stat = String::from_utf8_lossy(&stat);
@@ -126,7 +127,8 @@ fn parent_pid(pid: u32) -> Option<u32> {
     after_name.split(' ').nth(1)?.parse().ok()
 }
 
-/// Parses a response. Fails with the text of its error, or if it is not JSON or its body is too large for the line.
+/// Parses the line of a response. If the response is an error, fails with its message: as `OtherSocket` if the host
+/// does not know the plugin. Fails also if the line is no JSON, or if the reply's body is too large for the line.
 fn parse_reply(line: &[u8]) -> Result<Reply, MissingReply> {
     let failed = |error: serde_json::Error| MissingReply::Failed(error.to_string());
     let response: Value = serde_json::from_slice(line).map_err(failed)?;

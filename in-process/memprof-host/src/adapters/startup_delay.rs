@@ -21,24 +21,24 @@ pub(super) struct FirstDelay {
 }
 
 impl FirstDelay {
-    /// Waits for [`STARTUP_DELAY`], or until `exit` happens. Before, reads how long the program has waited for a
-    /// processor.
+    /// Waits for [`STARTUP_DELAY`], or until `exit` happens. Before the wait, reads how long the program has waited for
+    /// a processor so far, which [`Self::wait_for_busy_program`] compares.
     pub(super) fn wait(exit: &OneTimeEvent) -> Self {
         let run_delay = read_run_delay();
         exit.wait(STARTUP_DELAY);
         Self { run_delay }
     }
 
-    /// Waits for the second part of the delay, or until `exit` happens: as long as the program's first thread has
-    /// waited for a processor since the first part began, at most 2 s. A program that is a host itself would otherwise
-    /// open its own socket too late on a busy machine. Allocates nothing.
+    /// Waits for the second part of the delay: as long as the program's first thread has waited for a processor since
+    /// the first part began, at most 2 s, or until `exit` happens. Without it, on a busy machine a program that is a
+    /// host itself would open its own socket only after the delay. Allocates nothing.
     pub(super) fn wait_for_busy_program(&self, exit: &OneTimeEvent) {
         wait_for_run_delay(exit, || read_run_delay().saturating_sub(self.run_delay));
     }
 }
 
-/// Waits as long as `run_delay` returns, which is called again afterwards because it may have grown. Ends after 2 s, or
-/// when `exit` happens.
+/// Waits for the time that `run_delay` returns. Then calls it again, and waits for the difference if the time has
+/// grown. Ends when the difference is negligible, after 2 s, or when `exit` happens.
 fn wait_for_run_delay(exit: &OneTimeEvent, mut run_delay: impl FnMut() -> Duration) {
     let mut extension = Duration::ZERO;
     while !exit.has_happened() {

@@ -18,7 +18,8 @@ pub(super) enum LogDestination {
 }
 
 impl LogDestination {
-    /// Returns the current standard error as a destination. Runs on a thread of the program.
+    /// Returns the current standard error as a destination. Must run on a thread of the program, because memprof's
+    /// threads may have another descriptor table.
     pub(super) fn startup_stderr() -> Self {
         Self::from_stderr(io::stderr())
     }

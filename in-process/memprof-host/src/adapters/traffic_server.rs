@@ -81,8 +81,8 @@ pub unsafe fn init_plugin(
     });
 }
 
-/// Parses the plugin's options, of the form `key=value`. Fails if one has no `=` or is not UTF-8, and as
-/// [`config::parse_pairs`] does.
+/// Parses the plugin's options, of the form `key=value`. Fails if one has no `=` or is not UTF-8, if a key is given
+/// twice or has no name, if a value is invalid, or if the config file cannot be read or parsed.
 ///
 /// # Safety
 /// `argv` points to `argc` texts, of which the first is the plugin's file.

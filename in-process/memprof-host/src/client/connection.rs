@@ -86,8 +86,9 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects to the socket at `path`, a file or a path of [`abstract_name::path_in_process_namespace`]. Fails with
-    /// `TimedOut` if the host does not accept before the deadline, and with the errors of connect(2).
+    /// Connects to the socket at `path`: a file, or an abstract name in the network namespace of a process, as
+    /// [`abstract_name::path_in_process_namespace`] formats it. Fails with `TimedOut` if the host does not accept
+    /// before the deadline, and with the errors of connect(2).
     pub(super) fn open(path: &Path, deadline: Deadline) -> io::Result<Self> {
         let (address, socket) = match abstract_name::split_namespace(path) {
             None => (SocketAddrUnix::new(path)?, new_socket()?),
@@ -110,7 +111,7 @@ impl Connection {
         }
         // From here on, only `poll` waits, until the deadline.
         ioctl_fionbio(&socket, true)?;
-        let process = peer(&socket)?.pid;
+        let process = read_peer(&socket)?.pid;
         Ok(Self {
             process,
             program: process.map(ProgramWatch::open),
@@ -119,14 +120,14 @@ impl Connection {
         })
     }
 
-    /// Returns the user and process that opened the socket at the other end; see [`peer`].
-    pub(super) fn peer(&self) -> io::Result<Peer> {
-        peer(&self.socket)
+    /// Returns the user and process that opened the socket at the other end, as the kernel reports them.
+    pub(super) fn read_peer(&self) -> io::Result<Peer> {
+        read_peer(&self.socket)
     }
 
-    /// If `error` is that of a closed connection, returns an error that says whether the process at the other end has
-    /// ended or executed another program, and which message in `request` it has not answered. Waits up to 250 ms for
-    /// that end. Otherwise returns `error` itself.
+    /// If `error` is that of a closed connection, returns an error that says why it was closed: the process at the
+    /// other end has ended, without an answer to the message in `request`, or has executed another program. Waits up to
+    /// 250 ms until one of the two shows. Returns any other `error` itself.
     pub(super) fn explain_loss(&self, error: io::Error, request: &Value) -> io::Error {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         let is_closed = matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);
@@ -135,7 +136,7 @@ impl Connection {
         }
         let pid = self.process.unwrap_or_default();
         let end = self.program.as_ref().and_then(ProgramWatch::wait_for_end);
-        // It may have ended before it was watched.
+        // The process may have ended before this connection watched it.
         let had_ended = || Halt::for_pid(pid).is_some_and(|halt| halt.has_ended());
         let message = match end.or_else(|| had_ended().then_some(ProgramEnd::Exited)) {
             None => CLOSED.to_owned(),
@@ -153,7 +154,7 @@ impl Connection {
         io::Error::new(error.kind(), message)
     }
 
-    /// Returns whether the other end has not closed the connection.
+    /// Returns whether the connection is open. False once the other end has closed it.
     pub(super) fn is_open(&self) -> bool {
         let mut byte = [0];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
@@ -163,8 +164,8 @@ impl Connection {
         }
     }
 
-    /// Writes all bytes before the deadline. Fails as [`wait_until_ready`](Self::wait_until_ready) does, and with
-    /// errors of send(2).
+    /// Writes all bytes before the deadline. Fails with `TimedOut` at the deadline, or early if the process at the
+    /// other end is stopped or frozen. Fails also with errors of send(2).
     pub(super) fn write_all(&self, mut bytes: &[u8], deadline: Deadline) -> io::Result<()> {
         while !bytes.is_empty() {
             match send(&self.socket, bytes, SendFlags::NOSIGNAL) {
@@ -177,9 +178,10 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads the next line, and returns it with its newline and the last file that was passed with it. Fails with
-    /// `InvalidData` if the line exceeds 1 MiB, with `UnexpectedEof` if the connection was closed, and as
-    /// [`wait_until_ready`](Self::wait_until_ready) does. The file is `None` if none was passed.
+    /// Reads the next line. Returns the line with its newline, and the last file that was passed with it; `None` if
+    /// none was passed. Fails with `InvalidData` if the line exceeds 1 MiB, and with `UnexpectedEof` if the connection
+    /// was closed. Fails with `TimedOut` at the deadline, or early if the process at the other end is stopped or
+    /// frozen.
     pub(super) fn read_line(&mut self, deadline: Deadline) -> io::Result<(Vec<u8>, Option<File>)> {
         let mut file = None;
         let mut searched = 0;
@@ -227,8 +229,8 @@ impl Connection {
         Ok(file)
     }
 
-    /// Waits until the socket is ready. Fails with `TimedOut` at the deadline, or early if the process cannot respond
-    /// because it is stopped or frozen.
+    /// Waits until the socket is ready for reading or writing, as `events` says. Fails with `TimedOut` at the deadline,
+    /// or early if the process at the other end cannot respond because it is stopped or frozen.
     fn wait_until_ready(&self, events: PollFlags, deadline: Deadline) -> io::Result<()> {
         let mut watch = self.process.map(HaltWatch::new);
         loop {
@@ -256,7 +258,7 @@ impl Connection {
 
 /// Returns the user and process that opened the socket at the other end. The pid is `None` if the process is outside of
 /// this PID namespace.
-fn peer(socket: &OwnedFd) -> io::Result<Peer> {
+fn read_peer(socket: &OwnedFd) -> io::Result<Peer> {
     // nix, because rustix's pid cannot be 0, which the kernel returns for a peer outside of this PID namespace.
     let peer = getsockopt(socket, PeerCredentials)?;
     Ok(Peer {
@@ -265,14 +267,15 @@ fn peer(socket: &OwnedFd) -> io::Result<Peer> {
     })
 }
 
-/// Creates a socket in the network namespace of the calling thread.
+/// Creates a socket in the network namespace of the calling thread. Its descriptor is above those of the standard
+/// streams, even if one of them is closed.
 fn new_socket() -> io::Result<OwnedFd> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
     Ok(socket_with(family, kind, SocketFlags::CLOEXEC, None).and_then(move_above_stdio)?)
 }
 
-/// Creates a socket in a network namespace, which may be another one than the thread's. A socket stays in the namespace
-/// in which it was created. Fails if this user may not enter the namespace (setns(2)).
+/// Creates a socket in the network namespace at the path `namespace`, such as /proc/PID/ns/net. A socket stays in the
+/// namespace in which it was created. Fails if this user may not enter the namespace (setns(2)).
 fn new_socket_in_namespace(namespace: &Path) -> io::Result<OwnedFd> {
     let identity = |path: &Path| {
         path.metadata()
@@ -292,7 +295,8 @@ fn new_socket_in_namespace(namespace: &Path) -> io::Result<OwnedFd> {
     created.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Returns the part of an error's text that names the plugin and the message of a request. Empty for another request.
+/// Returns the part of an error's text that names the plugin and the message of a request. Empty if the request sends
+/// no message to a plugin.
 fn unanswered_message(request: &Value) -> String {
     let text = |key: &str| request["params"][key].as_str();
     match (text("plugin"), text("message")) {

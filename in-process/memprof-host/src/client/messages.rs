@@ -14,47 +14,48 @@ impl Client {
     /// Requests the state of the profiler by the message `status`.
     ///
     /// # Errors
-    /// Those of [`send_typed`](Self::send_typed).
+    /// The host does not respond, the plugin refuses the message, or its reply has another type.
     pub fn status(&mut self) -> Result<ProfilerStatus, ClientError> {
         self.send_typed("status", "")
     }
 
-    /// Starts sampling. `args` are those of the message `activate`.
+    /// Starts sampling by the message `activate`; `args` are the arguments of that message.
     ///
     /// # Errors
-    /// Those of [`send_typed`](Self::send_typed).
+    /// The host does not respond, the plugin refuses the message, or its reply has another type.
     pub fn activate(&mut self, args: &str) -> Result<ActivationResult, ClientError> {
         self.send_typed("activate", args)
     }
 
-    /// Stops sampling.
+    /// Stops sampling by the message `deactivate`. Samples taken so far are kept.
     ///
     /// # Errors
-    /// Those of [`send_typed`](Self::send_typed).
+    /// The host does not respond, the plugin refuses the message, or its reply has another type.
     pub fn deactivate(&mut self) -> Result<ActivationResult, ClientError> {
         self.send_typed("deactivate", "")
     }
 
-    /// Takes a heap profile. `args` are those of the message `dump`.
+    /// Takes a heap profile by the message `dump`; `args` are the arguments of that message.
     ///
     /// # Errors
-    /// Those of [`send_typed`](Self::send_typed).
+    /// The host does not respond, the plugin refuses the message, or its reply has another type.
     pub fn dump(&mut self, args: &str) -> Result<DumpReport, ClientError> {
         self.send_typed("dump", args)
     }
 
-    /// Lists the kept dumps, newest first.
+    /// Lists the dumps in the host's dump directory, newest first.
     ///
     /// # Errors
-    /// Those of [`send_typed`](Self::send_typed).
+    /// The host does not respond, the plugin refuses the message, or its reply has another type.
     pub fn list_dumps(&mut self) -> Result<Vec<KeptDump>, ClientError> {
         self.send_typed("list", "").map(|DumpList { dumps }| dumps)
     }
 
-    /// Requests a kept dump, given by its id, as a file.
+    /// Requests a dump in the host's dump directory, given by its id, as an open file.
     ///
     /// # Errors
-    /// Those of [`send_typed`](Self::send_typed); [`ClientError::Protocol`] if the host passes no file.
+    /// The host does not respond, or the plugin refuses the message; [`ClientError::Protocol`] if the host passes no
+    /// file.
     pub fn fetch_dump(&mut self, id: &str) -> Result<PassedFile, ClientError> {
         let args = Arguments::join([format!("id={id}").as_str()]);
         let mut reply =

@@ -20,7 +20,8 @@ impl PassedFile {
     /// Takes over a file that a host passed, if it has `length` bytes.
     ///
     /// # Errors
-    /// `InvalidData` if it is not a regular file, has another length, or is longer than 4 GiB. Those of fstat(2).
+    /// `InvalidData` if the file is not a regular one, has another length, or is longer than 4 GiB. Also the errors of
+    /// fstat(2).
     pub fn new(file: File, length: u64) -> io::Result<Self> {
         let invalid = |reason: String| Err(io::Error::new(io::ErrorKind::InvalidData, reason));
         let metadata = file.metadata()?;
@@ -53,7 +54,7 @@ impl PassedFile {
     /// Returns a second reader of the file, which starts at its beginning.
     ///
     /// # Errors
-    /// Those of fcntl(2), `F_DUPFD_CLOEXEC`: no descriptor is left.
+    /// The errors of fcntl(2) for `F_DUPFD_CLOEXEC`: no descriptor is left.
     pub fn reopen(&self) -> io::Result<Self> {
         Ok(Self {
             file: self.file.try_clone()?,

@@ -15,7 +15,8 @@ pub(crate) fn with_table_prefix(text: &str) -> String {
 }
 
 /// Returns `text` with all lines blank except those of the config of the plugin at `index`. In table headers,
-/// `plugin.config.` becomes blanks. `None` if the result does not parse to `table`, as for `config = { … }`.
+/// `plugin.config.` becomes blanks. So lines and columns in the plugin's errors are those of the file. `None` if the
+/// result does not parse to `table`, as for `config = { … }`.
 pub(super) fn blank_outside_plugin_config(
     text: &str,
     index: usize,

@@ -62,8 +62,8 @@ impl ControlConnection {
         })
     }
 
-    /// Sends the error that no thread can be started for the connection, or that there is no memory if that is the
-    /// cause.
+    /// Sends an error to the peer: no thread can be started for the connection, or the host has no memory, if `error`
+    /// says so.
     pub(super) fn refuse_without_thread(&self, error: &io::Error) {
         match error.raw_os_error() {
             Some(code) if code == Errno::NOMEM.raw_os_error() => {
@@ -91,8 +91,8 @@ impl ControlConnection {
         )
     }
 
-    /// Returns the time since which the host waits for the peer. `None` while the host handles a request, or has
-    /// received one that it has not read yet.
+    /// Returns the time since which the host waits for the peer to send a request or to read a response. `None` while
+    /// the host handles a request, or if received bytes wait to be read.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         match *self.activity.lock().unwrap_or_else(PoisonError::into_inner) {
             ConnectionActivity::AwaitingRequest(since) => {
@@ -105,8 +105,9 @@ impl ControlConnection {
     }
 }
 
-/// Answers the frames of a connection in their order, until the peer disconnects, breaks the protocol, or does not take
-/// a response. If there is no memory for a request, the response is an error.
+/// Answers the frames of a connection, which are requests of one line each, in their order. Returns when the peer
+/// disconnects, breaks the protocol, or does not read a response in time. If there is no memory for a request, the
+/// response is an error. Runs on a thread of the connection.
 pub(super) fn serve_connection(
     connection: &ControlConnection,
     service: &Service,
@@ -167,7 +168,7 @@ pub(super) fn send_error_without_id(stream: &GuardedFd<UnixStream>, code: i32, m
 /// Sends the error that there is no memory. Allocates nothing, does not wait, and ignores a failure.
 pub(super) fn send_out_of_memory_error(stream: &GuardedFd<UnixStream>) {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    // A peer that does not read it sees the connection close; a log line would need memory.
+    // A failure is ignored: the peer sees that the connection is closed, and a log line would need memory.
     let _: Result<usize, Errno> = stream
         .get()
         .and_then(|stream| send_bytes(stream, OUT_OF_MEMORY_LINE.as_bytes(), flags));
@@ -184,9 +185,10 @@ struct FrameReader<'a> {
 }
 
 impl FrameReader<'_> {
-    /// Reads the next frame without its newline, which the last frame before the peer's shutdown may lack. `None` at
-    /// the end. `on_start` is called when the frame's first byte has arrived. Fails if the frame is longer than
-    /// [`FRAME_LIMIT`], or is not complete a second after its first byte.
+    /// Reads the next frame, one line, and returns it without its newline. The last frame before the peer's shutdown
+    /// may lack the newline. `None` if the peer has shut the connection down and no frame is left. `on_start` is called
+    /// when the frame's first byte has arrived. Fails if the frame is longer than [`FRAME_LIMIT`], if it is not
+    /// complete a second after its first byte, or if the descriptor cannot be read.
     fn next_frame(&mut self, on_start: impl FnOnce()) -> io::Result<Option<&[u8]>> {
         self.buffer.copy_within(self.consumed..self.length, 0);
         self.length -= self.consumed;
@@ -218,7 +220,7 @@ impl FrameReader<'_> {
         }
     }
 
-    /// Reads more bytes into the buffer, behind those that it has. Returns their number: 0 if the peer has closed the
+    /// Reads more bytes into the buffer, after the received ones. Returns their number: 0 if the peer has closed the
     /// connection. Fails with `EBADF` if the program has closed the descriptor.
     fn receive_bytes(&mut self) -> io::Result<usize> {
         let room = &mut self.buffer[self.length..];
@@ -234,8 +236,8 @@ impl FrameReader<'_> {
     }
 }
 
-/// Waits until `stream` is ready. Fails with `TimedOut` at the deadline; if that is `None`, waits for ever. Fails with
-/// `EBADF` if the program has closed the descriptor.
+/// Waits until `stream` is ready for reading or writing, as `events` says. Fails with `TimedOut` at the deadline; if
+/// `deadline` is `None`, waits for ever. Fails with `EBADF` if the program has closed the descriptor.
 fn wait_until_ready(
     stream: &GuardedFd<UnixStream>,
     events: PollFlags,
@@ -260,7 +262,8 @@ fn wait_until_ready(
     }
 }
 
-/// Sends a response, and its file if it has one. Fails if that takes longer than [`FRAME_TIMEOUT`].
+/// Sends a response, and its file with the first bytes if it has one. Fails if the peer takes longer than
+/// [`FRAME_TIMEOUT`] to read it, or if the program has closed a descriptor.
 fn send_response(stream: &GuardedFd<UnixStream>, response: &Response) -> io::Result<()> {
     let deadline = Some(Instant::now() + FRAME_TIMEOUT);
     let mut unsent = response.line.as_bytes();

@@ -7,7 +7,8 @@ use std::time::SystemTime;
 use crate::protocol::HostInfo;
 
 impl HostInfo {
-    /// Creates the identity of this process, whose control socket is opened now.
+    /// Creates the identity of this process. `started` is the present time, because the control socket is opened now.
+    /// The command line is read from /proc, and empty if that fails.
     pub(super) fn for_this_process(name: String, version: String) -> Self {
         let arguments = File::open("/proc/thread-self/cmdline");
         let started = SystemTime::UNIX_EPOCH.elapsed();
@@ -21,8 +22,8 @@ impl HostInfo {
     }
 }
 
-/// Reads the arguments of a program, each of which ends with NUL (/proc/PID/cmdline), and joins them by blanks. Cuts
-/// them after [`MAX_COMMAND_BYTES`], with ` …` at the end.
+/// Reads the arguments of a program, each of which ends with NUL (/proc/PID/cmdline), and joins them by blanks. Of more
+/// than [`MAX_COMMAND_BYTES`] bytes, returns the first ones, followed by ` …`.
 fn read_command_line(arguments: impl Read) -> String {
     let mut bytes = Vec::new();
     // If reading fails, the part that was read is shown.

@@ -51,9 +51,10 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Opens the socket at `configured`, a path or an abstract name; if it is `None`, at a free default path. For a
-    /// configured path, also creates a link in the default directory; a failure of that is only logged. Fails if
-    /// another host has the path, or if the directory is not safe.
+    /// Opens the socket at `configured`, a path or an abstract name; if it is `None`, at a free default path. Removes
+    /// abandoned sockets from the default directory. For a configured path, also creates a link in the default
+    /// directory; a failure to create the link is only logged. Fails if another host has the path, or if the directory
+    /// is not safe.
     pub(super) fn bind(configured: Option<&Path>) -> Result<Self, ControlError> {
         let error_at = |path: &Path| {
             let path = path.to_owned();
@@ -134,7 +135,8 @@ impl Listener {
                 Ok(_) | Err(_) => break,
             }
         }
-        // The program may have closed it meanwhile, and opened something else under its number.
+        // The program may have closed the descriptor meanwhile, and opened another socket under its number. So the
+        // accepted stream must have this socket's address.
         let (stream, _) = self.socket.get()?.accept()?;
         GuardedFd::new_verified(stream, |stream| {
             let address = stream.local_addr();
@@ -145,12 +147,13 @@ impl Listener {
         })
     }
 
-    /// Returns whether the program has not closed the descriptor.
+    /// Returns whether the descriptor is still open. The program may have closed it, with all others.
     pub(super) fn is_open(&self) -> bool {
         self.socket.get().is_ok()
     }
 
-    /// Shuts the socket down, which makes a blocked `accept` fail. A failure is only logged.
+    /// Shuts the socket down, which makes a waiting `accept` fail. Does not close the descriptor. A failure is only
+    /// logged.
     pub(super) fn shut_down(&self) {
         let socket = self.socket.get();
         let result = socket.and_then(|socket| shutdown(socket, Shutdown::Both));
@@ -159,13 +162,14 @@ impl Listener {
         }
     }
 
-    /// Removes the socket's files, unless the process is a forked child. Allocates nothing.
+    /// Removes the socket's files: the socket, the link to it and the lock file. Does nothing in a forked child,
+    /// because the files are its parent's. Allocates nothing.
     pub(super) fn remove_files(&self) {
         if self.owner != std::process::id() {
             return;
         }
         for path in &self.files {
-            // The file may be gone already, and the next host sweeps a file that cannot be removed.
+            // A failure is ignored: the file may be gone already, and the next host of this user removes what stays.
             let _ = rustix::fs::unlink(path.as_c_str());
         }
     }
@@ -177,8 +181,8 @@ impl Drop for Listener {
     }
 }
 
-/// Removes an abandoned socket at `path` and listens there. The caller holds its lock. Fails with `AlreadyExists` if
-/// there is a file of another kind.
+/// Removes an abandoned socket at `path`, and opens a socket that listens there. The caller holds the lock of the path.
+/// Fails with `AlreadyExists` if there is a file of another kind, and with the errors of the system calls.
 fn bind_path(path: &Path) -> io::Result<GuardedFd<UnixListener>> {
     // The lock proves that the host of an existing socket has died.
     match path.symlink_metadata() {
@@ -232,10 +236,10 @@ fn lock_unused_name(directory: &Path) -> io::Result<(PathBuf, File)> {
     Err(io::ErrorKind::AddrInUse.into())
 }
 
-/// Creates a link to `socket` in the default directory, under the first name that is not in use. Removes older links to
-/// the same socket, and links with a name that it tries whose sockets refuse connections. Returns the link's path;
-/// fails with `AlreadyExists` if all names are in use. The caller holds the socket's lock, which proves that the older
-/// links are of a host that died.
+/// Creates a link to `socket` in the default directory, under the first name that is not in use, and returns its path.
+/// Removes older links to the same socket: the caller holds the socket's lock, which proves that they are of a host
+/// that died. Also removes a link with one of the tried names if its socket refuses connections. Fails with
+/// `AlreadyExists` if all names are in use.
 fn replace_link(socket: &Path, directory: &Path) -> io::Result<PathBuf> {
     for other in list_sockets(directory)? {
         if other.read_link().is_ok_and(|target| target == socket) {

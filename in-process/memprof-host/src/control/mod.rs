@@ -160,7 +160,8 @@ impl ControlSocket {
     #[cfg(feature = "adapters")]
     pub(crate) fn close(&self) {
         let start = Instant::now();
-        while self.shared.lock_connections().any_is_busy() && start.elapsed() < LAST_REPLIES_TIMEOUT
+        while self.shared.lock_connections().has_busy_connection()
+            && start.elapsed() < LAST_REPLIES_TIMEOUT
         {
             thread::sleep(POLL_INTERVAL);
         }
@@ -203,14 +204,15 @@ impl SocketState {
         listener.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Removes the listener from the state, and returns it. Its last owner closes it. `None` if there is none.
+    /// Removes the listener from the state, and returns it. It is closed when its last owner drops it. `None` if there
+    /// is none.
     fn take_listener(&self) -> Option<Arc<Listener>> {
         let listener = self.listener.lock();
         listener.unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Closes all connections and the listener, and waits until the connections' threads have ended: one may own the
-    /// last reference to a plugin.
+    /// Closes all connections and the listener, and waits until the connections' threads have ended, because one of
+    /// these threads may own the last reference to a plugin.
     fn close_connections(&self) {
         let open = mem::take(&mut self.lock_connections().open);
         open.values().for_each(ControlConnection::disconnect);
@@ -218,8 +220,8 @@ impl SocketState {
         drop(self.take_listener());
     }
 
-    /// Opens the socket again, after the program closed its descriptor. Fails as [`Listener::bind`] does; there is no
-    /// listener then.
+    /// Opens the socket again, after the program closed its descriptor. Fails if another host has the path, or if its
+    /// directory is not safe; there is no listener then.
     fn reopen_listener(&self) -> Result<Arc<Listener>, ControlError> {
         // Dropped first, because it holds the lock of the path.
         drop(self.take_listener());
@@ -236,17 +238,19 @@ impl SocketState {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Accepts connections until the socket is closed. Runs on the acceptor's thread.
+    /// Accepts connections, and passes them to threads of the pool, until the socket is closed. If the program closes
+    /// the descriptor, opens the socket again. Runs on the acceptor's thread.
     fn accept_connections(self: Arc<Self>, privileges: &mut Privileges) {
         self.service.router.report_memprof_thread();
         let mut listener = self.listener();
-        // The descriptor is checked before each accept, which could otherwise accept connections of a socket of the
-        // program, and after it, so that a client whose request was answered can connect again.
+        // The descriptor is checked before each accept: the number may be that of a socket of the program by now. It is
+        // also checked after the accept, so that a client can connect again as soon as its request was answered.
         while let Some(open) = self.ensure_listener_open(listener.take()) {
             let accepted = open.accept(|| self.is_stopping.load(Ordering::Acquire));
             if self.is_stopping.load(Ordering::Acquire) {
                 drop(open);
-                // The thread that stops the socket may have another descriptor table.
+                // This thread closes the connections, because the thread that stops the socket may have another
+                // descriptor table.
                 self.close_connections();
                 return;
             }
@@ -270,16 +274,16 @@ impl SocketState {
         if listener.is_open() {
             return Some(listener);
         }
-        // It holds the lock of the path, which `reopen_listener` needs.
+        // The old listener holds the lock of the path, which `reopen_listener` needs.
         drop(listener);
         self.reopen_listener()
             .inspect_err(|error| log::error!("the program closed the control socket: {error}"))
             .ok()
     }
 
-    /// Serves a connection on a thread of the pool. Refuses it if its user may not connect, or if there is no memory or
-    /// thread. If all connections are in use, evicts the one for which the host has waited longest. Refuses the new one
-    /// if the host is working for all of them.
+    /// Starts to serve a connection on a thread of the pool, and returns. Refuses the connection if its user may not
+    /// connect, or if there is no memory or thread. If [`CONNECTION_LIMIT`] connections are open, evicts the one for
+    /// which the host has waited longest; if the host is working for all of them, refuses the new one.
     fn admit_connection(self: &Arc<Self>, stream: GuardedFd<UnixStream>) {
         if let Err(refusal) = self.authorize_peer(&stream) {
             log::warn!("control connection refused: {refusal}");
@@ -346,12 +350,12 @@ impl SocketState {
 impl ConnectionTable {
     /// Returns whether a request is being handled or a response sent on any connection.
     #[cfg(feature = "adapters")]
-    fn any_is_busy(&self) -> bool {
+    fn has_busy_connection(&self) -> bool {
         self.open.values().any(ControlConnection::is_busy)
     }
 
-    /// Closes the connection for which the host has waited longest. Returns false if the host is working for all of
-    /// them.
+    /// Closes the connection on which the host has waited longest for its peer. Returns false, with none closed, if the
+    /// host is working for all of them.
     fn evict_longest_idle(&mut self) -> bool {
         let idle = self
             .open

@@ -32,8 +32,9 @@ pub(super) struct Response {
 }
 
 impl Service {
-    /// Handles a frame. The response to an invalid frame is an error. `None` if the frame is a notification, which has
-    /// no response.
+    /// Handles a frame, one line with a request of JSON-RPC 2.0, and waits for the plugin if it is a message. The
+    /// response to an invalid frame is an error. `None` if the request has no id: a notification, which has no
+    /// response.
     pub(super) fn respond_to_frame(&self, frame: &[u8]) -> Option<Response> {
         let request = match parse_request(frame) {
             Ok(request) => request,
@@ -66,9 +67,9 @@ impl Service {
         }
     }
 
-    /// Implements the method [`MESSAGE`]: sends the message, and returns the plugin's reply, also if the plugin refuses
-    /// the message. If no file can be created to pass the body, the reply is that error. Fails if no plugin has the
-    /// requested name.
+    /// Implements the method [`MESSAGE`]: sends the message, waits, and returns the plugin's reply, also if the plugin
+    /// refuses the message. If the body must be passed as a file and no file can be created, the reply is the error of
+    /// that. Fails if no plugin has the requested name.
     fn handle_message(&self, id: &Value, params: MessageParams) -> Result<Response, RpcError> {
         let reply = self.send_to_plugin(&params.plugin, &params.message, &params.args)?;
         let (mut result, mut body) = split_reply(reply, params.deliver);

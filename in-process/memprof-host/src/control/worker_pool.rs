@@ -45,9 +45,9 @@ impl WorkerPool {
         }))
     }
 
-    /// Calls `serve` for a connection on an idle thread, or on a new one. `serve` must be equivalent for all
-    /// connections: a thread uses that of its first one. Fails as [`memprof_own::spawn_with`] does: no memory or no
-    /// thread is left.
+    /// Calls `serve` with the id of a connection on an idle thread, or on a new one. Does not wait for the call.
+    /// `serve` must be equivalent for all connections, because a thread calls that of its first connection for all.
+    /// Fails if a new thread is needed and no memory or no thread is left.
     pub(super) fn dispatch_connection(
         &self,
         connection: u64,

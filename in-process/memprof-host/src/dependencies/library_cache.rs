@@ -18,9 +18,10 @@ const ENTRY_BYTES: usize = 24;
 /// Kind of a library for x86-64 that needs glibc (`FLAG_ELF_LIBC6 | FLAG_X8664_LIB64`).
 const X86_64: u32 = 0x303;
 
-/// Returns the absolute paths of the libraries called `name`: first those for certain CPUs only, which are not certain,
-/// then the others. Empty if there are none, or the cache is damaged.
+/// Returns the absolute paths of the libraries called `name` in the content of the cache. Those that only some CPUs can
+/// use come first, with `is_certain` false; the others follow. Empty if there are none, or if the cache is damaged.
 pub(super) fn find_libraries(cache: &[u8], name: &[u8]) -> Vec<Candidate> {
+    // A cache in an older format may precede this one, whose start is aligned to eight bytes.
     let mut starts = (0..cache.len()).step_by(8);
     let start = starts.find(|&start| cache[start..].starts_with(MAGIC));
     let Some(cache) = start.map(|start| &cache[start..]) else {
@@ -43,18 +44,18 @@ pub(super) fn find_libraries(cache: &[u8], name: &[u8]) -> Vec<Candidate> {
     found
 }
 
-/// Reads the system's cache. Empty if it cannot be read.
+/// Reads the content of the system's cache, /etc/ld.so.cache. Empty if it cannot be read.
 pub(super) fn read_system_cache() -> Vec<u8> {
     std::fs::read(PATH).unwrap_or_default()
 }
 
-/// Returns the little-endian number of four bytes at an offset. `None` if it is not whole.
+/// Returns the little-endian number of four bytes at an offset. `None` if there are fewer than four bytes.
 fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
     let word = bytes.get(offset..)?.first_chunk()?;
     Some(u32::from_le_bytes(*word))
 }
 
-/// Returns the NUL-terminated text at an offset. `None` if the offset is beyond the end.
+/// Returns the text from an offset to the next NUL, or to the end of `bytes`. `None` if the offset is beyond the end.
 fn text_at(bytes: &[u8], offset: u32) -> Option<&[u8]> {
     let tail = bytes.get(offset as usize..)?;
     tail.split(|&byte| byte == 0).next()

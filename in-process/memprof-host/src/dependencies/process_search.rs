@@ -42,8 +42,9 @@ pub(super) struct ProcessSearch {
 }
 
 impl ProcessSearch {
-    /// Reads which files this process has loaded, `LD_LIBRARY_PATH` (ignored in a secure execution) and ldconfig's
-    /// cache. Without /proc it counts no library as loaded.
+    /// Reads which files this process has loaded (/proc/self/maps), `LD_LIBRARY_PATH` and ldconfig's cache. Ignores
+    /// `LD_LIBRARY_PATH` in a process with more privileges than its user, as the loader does. Without /proc, counts no
+    /// library as loaded.
     pub(super) fn for_this_process() -> Self {
         let maps = fs::read("/proc/self/maps").unwrap_or_default();
         let program = fs::read_link("/proc/self/exe").unwrap_or_default();
@@ -59,9 +60,9 @@ impl ProcessSearch {
         )
     }
 
-    /// Creates the search of a process with these files; reads their dynamic sections. `objects` are the files whose
-    /// `DT_RPATH` counts for all libraries; the program is the last. `library_path` is the value of `LD_LIBRARY_PATH`,
-    /// `loaded` the files of loaded libraries, `cache` the content of ldconfig's cache.
+    /// Creates the search of a process. `objects` are the files whose `DT_RPATH` counts for all libraries; the last is
+    /// the program. `library_path` is the value of `LD_LIBRARY_PATH`, `loaded` the files of loaded libraries, `cache`
+    /// the content of ldconfig's cache. Reads the dynamic sections of the files.
     pub(super) fn from_parts(
         objects: &[PathBuf],
         library_path: Option<&OsStr>,
@@ -74,6 +75,7 @@ impl ProcessSearch {
             list.map(|list| expand_list(&list, b":", &directory(object)))
                 .unwrap_or_default()
         });
+        // `$ORIGIN` in `LD_LIBRARY_PATH` is the program's directory.
         let origin = objects
             .last()
             .map(|program| directory(program))
@@ -109,7 +111,8 @@ impl ProcessSearch {
     }
 }
 
-/// Returns the names of a loaded library: its path and its soname, or the file's name if it has none.
+/// Returns the names by which the loader finds a loaded library: its path, and its soname or, if it has none, the
+/// file's name.
 fn loaded_names(path: &Path) -> Vec<Vec<u8>> {
     let soname = read_link_info(path).soname;
     let name = soname.or_else(|| Some(path.file_name()?.as_bytes().to_owned()));
@@ -120,7 +123,8 @@ fn loaded_names(path: &Path) -> Vec<Vec<u8>> {
 /// Reads the names and search paths in the dynamic section of a file. Empty if it is not a regular file, cannot be read
 /// or is damaged.
 fn read_link_info(path: &Path) -> LinkInfo {
-    // /proc/self/maps may also list the file of a device, or of a driver's buffer, as mapped code. It is not opened.
+    // /proc/self/maps may also list the file of a device, or of a driver's buffer, as mapped code. Such a file is not
+    // opened.
     if !path.metadata().is_ok_and(|metadata| metadata.is_file()) {
         return LinkInfo::default();
     }
@@ -133,8 +137,8 @@ fn read_link_info(path: &Path) -> LinkInfo {
         .unwrap_or_default()
 }
 
-/// Returns the path of the object that contains this function, as the loader names it. `None` if it is the program, or
-/// unknown.
+/// Returns the path of the library that contains this function, as the loader names it. `None` if the program contains
+/// it, or if the path is unknown. `maps` is the text of /proc/self/maps, `program` the path of the program.
 fn own_library(maps: &[u8], program: &Path) -> Option<PathBuf> {
     let address = own_library as *const ();
     if mapped_file(maps, address.addr())? == program {

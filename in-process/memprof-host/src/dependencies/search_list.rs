@@ -23,8 +23,9 @@ pub(super) struct Candidate {
     pub(super) is_certain: bool,
 }
 
-/// Splits a list of directories, and expands each as [`expand_path`] does. `separators` are `:` for a file's own list,
-/// `:` and `;` for `LD_LIBRARY_PATH`. An empty entry is the working directory. `origin` is the value of `$ORIGIN`.
+/// Splits a list of directories, expands the variables in each, and makes each absolute. `separators` are `:` for a
+/// file's own list, `:` and `;` for `LD_LIBRARY_PATH`. An empty entry is the working directory. `origin` is the value
+/// of `$ORIGIN`.
 pub(super) fn expand_list(list: &[u8], separators: &[u8], origin: &Path) -> Vec<Candidate> {
     list.split(|byte| separators.contains(byte))
         .flat_map(|entry| expand_path(entry, origin))
@@ -32,8 +33,8 @@ pub(super) fn expand_list(list: &[u8], separators: &[u8], origin: &Path) -> Vec<
 }
 
 /// Expands the variables `$ORIGIN`, `$LIB` and `$PLATFORM`, also in braces, and makes the path absolute. A relative or
-/// empty one begins at the working directory. Other names after `$` stay. Returns all paths that it can mean, or none
-/// if the working directory was removed.
+/// empty path begins at the working directory. Other names after `$` stay. Returns all paths that the text can mean, at
+/// most `MAX_MEANINGS`; none if the working directory was removed.
 pub(super) fn expand_path(path: &[u8], origin: &Path) -> Vec<Candidate> {
     let (mut expanded, mut rest) = (vec![Vec::new()], path);
     while let Some(start) = rest.iter().position(|&byte| byte == b'$') {

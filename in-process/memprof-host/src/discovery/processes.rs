@@ -43,7 +43,7 @@ pub(super) struct PluginProcess {
     pub(super) is_starting: bool,
 }
 
-/// Lists the pids of all processes.
+/// Lists the pids of all processes that /proc shows. Empty if /proc cannot be read.
 pub(super) fn list_pids() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -57,7 +57,7 @@ pub(super) fn find_processes_with_plugin(pids: &[u32], known: &HashSet<u32>) -> 
     let others = pids.filter(|pid| !known.contains(pid) && *pid != std::process::id());
     let found: Vec<_> = others.filter_map(inspect_process).collect();
     let deadline = Instant::now() + START_TIMEOUT;
-    let started = |process| await_start(process, deadline);
+    let started = |process| wait_for_plugin_start(process, deadline);
     found.into_iter().filter_map(started).collect()
 }
 
@@ -72,12 +72,12 @@ pub(super) fn find_plugin_process(pid: u32) -> Option<PluginProcess> {
         thread::sleep(POLL_INTERVAL);
         process = inspect_process(pid);
     }
-    let process = process.and_then(|process| await_start(process, deadline));
+    let process = process.and_then(|process| wait_for_plugin_start(process, deadline));
     process.or_else(|| find_control_sockets(pid).filter(serves))
 }
 
 /// Returns whether a process started in the last 5 s, and is `memprof run`, was executed by it, or is just executing a
-/// program. False if this user may not read it.
+/// program. False if this user may not read the process's files in /proc.
 fn is_recently_run_by_memprof(pid: u32) -> bool {
     let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
     let age = age_seconds(&String::from_utf8_lossy(&read("stat")));
@@ -113,9 +113,10 @@ fn age_seconds(stat: &str) -> Option<u64> {
     Some(now.saturating_sub(ticks / clock_ticks_per_second()))
 }
 
-/// Waits, at most until `deadline`, for the thread that starts the plugin to open a socket or to end, and inspects the
-/// process again. Usually that takes 100 ms (`adapters/delayed_start.rs`). `None` as for [`inspect_process`].
-fn await_start(mut process: PluginProcess, deadline: Instant) -> Option<PluginProcess> {
+/// Inspects a process again and again, until the thread that starts the plugin has opened a socket or has ended, at
+/// most until `deadline`. Usually that takes 100 ms (`adapters/delayed_start.rs`). `None` if the process has ended, or
+/// does not run the plugin any more.
+fn wait_for_plugin_start(mut process: PluginProcess, deadline: Instant) -> Option<PluginProcess> {
     while process.is_starting && process.sockets.is_empty() && Instant::now() < deadline {
         thread::sleep(POLL_INTERVAL);
         process = inspect_process(process.pid)?;
@@ -134,7 +135,7 @@ fn inspect_process(pid: u32) -> Option<PluginProcess> {
     }
     let threads: Vec<_> = memprof_threads(&proc_dir).collect();
     if threads.is_empty() {
-        // It was detached from, or a program loaded the plugin without starting it.
+        // The process was detached from, or a program loaded the plugin without starting it.
         return None;
     }
     Some(PluginProcess {
@@ -143,8 +144,8 @@ fn inspect_process(pid: u32) -> Option<PluginProcess> {
     })
 }
 
-/// Finds the control sockets of a process, which may have none. Leaves `is_starting` false. `None` if the process has
-/// ended, or this user may not inspect it.
+/// Finds the control sockets of a process, which may have none. Does not find out whether the plugin is being started:
+/// `is_starting` is false. `None` if the process has ended, or if this user may not inspect it.
 fn find_control_sockets(pid: u32) -> Option<PluginProcess> {
     let proc_dir = PathBuf::from(format!("/proc/{pid}"));
     // Names of processes, and of sockets that others made, may have bytes that are not UTF-8.
@@ -156,10 +157,10 @@ fn find_control_sockets(pid: u32) -> Option<PluginProcess> {
     let mut held_inodes = socket_inodes(&proc_dir).ok()?;
     let acceptor = memprof_threads(&proc_dir).find(|thread| thread.name == ACCEPT_THREAD);
     if let Some(MemprofThread { directory, .. }) = acceptor {
-        // It may have a descriptor table of its own.
+        // The acceptor's thread may have a descriptor table of its own, with sockets that the process's table lacks.
         held_inodes.extend(socket_inodes(&directory).unwrap_or_default());
     }
-    // The process's table: it may be in another network namespace.
+    // The table of the process, not of this one: it may be in another network namespace.
     let table = read("net/unix")?;
     let paths = table
         .lines()

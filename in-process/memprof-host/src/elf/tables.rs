@@ -178,7 +178,8 @@ impl<'a> Library<'a> {
             .or_else(|()| damaged_error(table))
     }
 
-    /// Returns the entries of the dynamic section before its `DT_NULL`. Fails if there is no such section or end.
+    /// Returns the entries of the dynamic section before its `DT_NULL`. Fails if there is no such section, or if it has
+    /// no `DT_NULL` or nothing before it.
     fn dynamic_section(&self) -> Result<Dynamic<'a>> {
         const TABLE: &str = "dynamic section";
         let mut segments = self.segments.iter();
@@ -208,8 +209,8 @@ impl<'a> Library<'a> {
     }
 
     /// Returns the dynamic symbols, which must have names, except the first and those of sections. `section_count` is
-    /// their number in the section headers. If it is `None`, they end at the string table. Fails if the table lies
-    /// outside of the file, has no symbol, or lacks a name.
+    /// the number of dynamic symbols in the section headers. If it is `None`, the symbols end at the string table.
+    /// Fails if the table lies outside of the file, has no symbol, or lacks a name.
     fn dynamic_symbols(
         &self,
         dynamic: &Dynamic<'_>,
@@ -324,7 +325,8 @@ impl<'a> Library<'a> {
                 let target: u64 = start.saturating_add(u64::from(bit) * 8);
                 self.is_in_segment_with(target, PF_W.0)
             };
-            // These suffice: the bits span less than a page, and the loader maps whole pages of a segment.
+            // The first and the last address suffice: the bits span less than a page, and the loader maps whole pages
+            // of a segment.
             if bits != 0 && !(is_writable(first_bit) && is_writable(last_bit)) {
                 return damaged_error(TABLE);
             }

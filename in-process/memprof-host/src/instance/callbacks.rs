@@ -44,14 +44,15 @@ impl HostContext {
         }
     }
 
-    /// Ends the creation of the plugin: later errors are written at once. Returns the line that the plugin logged last,
-    /// which is not written yet, if it is an error; otherwise `None`.
+    /// Marks the creation of the plugin as finished: later errors are written at once. Returns the error line that was
+    /// held back: the last line that the plugin logged, not yet written. `None` if the last line was no error.
     pub(super) fn end_creation(&self) -> Option<ErrorLine> {
         self.is_creating.store(false, Ordering::Release);
         self.replace_held_line(None)
     }
 
-    /// Holds an error line back; `None` holds none. Returns the line that was held back before.
+    /// Holds an error line back, in place of the one that was held back before, which it returns. `line` is `None` to
+    /// hold none back.
     fn replace_held_line(&self, line: Option<ErrorLine>) -> Option<ErrorLine> {
         let mut held = self
             .last_error
@@ -124,8 +125,9 @@ pub(super) unsafe extern "C" fn log_enabled(ctx: *mut c_void, number: memprof_lo
     i32::from(context.program.log.enabled(&metadata))
 }
 
-/// Implements `log` of `memprof_host_t`: logs a line. An error during the plugin's creation is
-/// held back until the next line or the end of `create`, because it may be the reason of a failure.
+/// Implements `log` of `memprof_host_t`: writes a line to the program's log. An error during the plugin's creation is
+/// held back until the next line or the end of `create`: if `create` then fails, the error becomes the reason, and is
+/// not logged twice.
 pub(super) unsafe extern "C" fn log_line(
     ctx: *mut c_void,
     number: memprof_log_level_t,

@@ -32,8 +32,8 @@ pub(super) struct InstanceClaim {
 }
 
 impl InstanceClaim {
-    /// Claims the library of `entry` for this process. Fails if the library has an instance, of this host or another
-    /// one.
+    /// Claims the library of `entry` for this process. Fails if the library already has an instance in this process, of
+    /// this host or another one. `id` is the plugin's, for the error.
     pub(super) fn acquire(entry: *const memprof_plugin_entry_t, id: &str) -> Result<Self, Failure> {
         let library = Library::find_or_insert(entry.addr());
         let own = process::id();

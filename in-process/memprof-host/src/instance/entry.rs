@@ -11,8 +11,8 @@ use crate::protocol::{MessageUsage, PluginInfo};
 /// `enter` of [`memprof_threads_t`].
 pub(super) type EnterThread = unsafe extern "C" fn(*mut memprof_plugin_t);
 
-/// Returns the plugin's function that memprof's threads call when they start. `None` if the plugin has none, or if the
-/// struct that contains it is too small.
+/// Returns the plugin's function that memprof's threads call to report themselves. `None` if the plugin has none, or if
+/// the struct that contains the function is too small.
 ///
 /// # Safety
 /// `plugin` is an instance that `entry` created.
@@ -37,19 +37,19 @@ struct EntryHead {
     version: u32,
 }
 
-/// Largest major version that a later contract could have. A larger number is something else than a version.
+/// Largest major version that a later ABI could have. A larger number is something else than a version.
 const MAX_MAJOR: u32 = 99;
 
-/// Formats a version of the contract, as `1.3`: the major version is in its upper 16 bits.
+/// Formats a version of the ABI, as `1.3`: the major version is in its upper 16 bits.
 fn abi_version_text(version: u32) -> String {
     format!("{}.{}", version >> 16, version & 0xffff)
 }
 
-/// Checks an entry's version, size and functions, and returns its description. Fails if the entry is incomplete or of
-/// another ABI.
+/// Checks an entry's version, size and functions, and returns the description of the plugin in it. Fails if the entry
+/// is null, incomplete or of another ABI, or if the plugin's id has blanks or control characters.
 ///
 /// # Safety
-/// Those of [`Instance::create`](super::Instance::create).
+/// `entry` is null or a plugin's `memprof_plugin_entry`, and its library stays loaded until the process ends.
 pub(crate) unsafe fn check_entry(
     entry: *const memprof_plugin_entry_t,
 ) -> Result<PluginInfo, Failure> {
@@ -131,7 +131,7 @@ pub(crate) fn name_warnings(info: &PluginInfo) -> Vec<String> {
     id.into_iter().chain(message).collect()
 }
 
-/// Returns whether memprof.h allows a name that may have the bytes of `also` beside letters and digits.
+/// Returns whether memprof.h allows a name: at most 64 ASCII letters, digits and bytes of `also`, a letter first.
 #[cfg(feature = "loader")]
 fn is_valid_name(name: &str, also: &[u8]) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || also.contains(&byte);

@@ -102,8 +102,8 @@ fn is_header_safe(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
 
-/// Implements `write` of `memprof_reply_t`: appends to the body. Fails if the body would be too large, and from then
-/// on.
+/// Implements `write` of `memprof_reply_t`: appends to the body. Fails if the body would be too large, and at each
+/// later call, so that the body has no gap.
 pub(super) unsafe extern "C" fn write_body(ctx: *mut c_void, chunk: memprof_str_t) -> Status {
     // SAFETY: `Instance::message` passes its collector as `ctx`, for one call on one thread.
     let collector = unsafe { &mut *ctx.cast::<ReplyCollector>() };
@@ -128,8 +128,8 @@ pub(super) static REPLY_FD: memprof_reply_fd_t = memprof_reply_fd_t {
 };
 
 /// Implements `file` of `memprof_reply_fd_t`: makes the first `size` bytes of a file the body, and duplicates its
-/// descriptor. Fails if the reply has begun already, if the descriptor or the content type is invalid, or as
-/// [`Body::from_file`] does.
+/// descriptor. Fails if the reply has begun already, or if the descriptor or the content type is invalid. Fails also if
+/// the file is not a regular one, is shorter than `size`, or can still be written to.
 unsafe extern "C" fn set_body_file(
     ctx: *mut c_void,
     fd: c_int,

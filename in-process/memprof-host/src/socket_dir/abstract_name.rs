@@ -13,7 +13,7 @@ use std::path::PathBuf;
 const PREFIX: &str = "@memprof-";
 
 /// Generates an abstract name for a control socket. It contains the pid and 64 random bits, so that it was never used
-/// before. Fails as getrandom(2) does.
+/// before. Fails with the errors of getrandom(2).
 #[cfg(feature = "adapter-attached")]
 pub(crate) fn generate_name() -> std::io::Result<PathBuf> {
     let mut random = [0; 8];
@@ -36,8 +36,8 @@ pub(crate) fn path_in_process_namespace(process: &Path, name: &Path) -> PathBuf 
     process.join("ns/net").join(name)
 }
 
-/// Splits a path of [`path_in_process_namespace`] into the namespace and the name's bytes. `None` if it is another
-/// path.
+/// Splits a path of [`path_in_process_namespace`], `/proc/PID/ns/net/@NAME`, into the namespace and the name's bytes.
+/// `None` if it is another path.
 #[cfg(feature = "client")]
 pub(crate) fn split_namespace(path: &Path) -> Option<(&Path, &[u8])> {
     let namespace = path.parent()?;

@@ -28,7 +28,8 @@ pub fn lock_file_path(socket: &Path) -> PathBuf {
 ///
 /// # Errors
 /// `AddrInUse` if another process holds the lock; `PermissionDenied` if the lock file is not a regular file, or belongs
-/// to a user other than this one and root; those of open(2). The text names the owner of a file that is in the way.
+/// to a user other than this one and root; the errors of open(2). The text names the owner of a file that is in the
+/// way.
 pub fn lock_socket_path(socket: &Path) -> io::Result<File> {
     let path = lock_file_path(socket);
     // NONBLOCK: in a directory that others may write to, the path may be a FIFO.
@@ -82,10 +83,10 @@ fn obstructed_error(path: &Path, error: io::Error) -> io::Error {
 /// Removes files of hosts that died from a directory of this user: sockets that refuse connections and whose lock is
 /// free, links without a target, and lock files without a socket that are older than [`MAX_STARTUP_TIME`].
 pub(crate) fn remove_abandoned_files(directory: &Path) {
-    // A directory that cannot be read is not swept; bind reports the reason.
+    // Nothing is removed from a directory that cannot be read; the caller's bind reports the reason.
     let existing = list_sockets(directory).unwrap_or_default();
     for socket in &existing {
-        // The lock of a link's target is in another directory, and its holder cleans up there.
+        // The lock of a link's target is in another directory, where its holder removes the socket.
         if socket.is_symlink() {
             if !socket.exists() {
                 remove_file_if_exists(socket);
@@ -94,7 +95,7 @@ pub(crate) fn remove_abandoned_files(directory: &Path) {
             .symlink_metadata()
             .is_ok_and(|metadata| is_socket(&metadata))
         {
-            sweep_socket(socket);
+            remove_socket_if_abandoned(socket);
         }
     }
     for lock_file in list_lock_files(directory) {
@@ -110,8 +111,9 @@ pub(crate) fn remove_abandoned_files(directory: &Path) {
     }
 }
 
-/// Returns whether the lock file is so old that no starting host can be about to lock it. Such a host would find it
-/// locked by the sweep, and use another name. False if its age is unknown.
+/// Returns whether the lock file is so old that no starting host can be about to lock it. A younger one must not be
+/// removed: this process locks a file to remove it, and a starting host that found it locked would use another name.
+/// False if the age is unknown.
 fn is_older_than_startup(lock_file: &Path) -> bool {
     let modified = lock_file
         .symlink_metadata()
@@ -122,7 +124,7 @@ fn is_older_than_startup(lock_file: &Path) -> bool {
 /// Removes a socket that refuses connections, and its lock file. Removes only the lock file if a process listens at the
 /// socket without the lock. Does nothing if a host holds the lock. Connects only with the lock, so that running hosts
 /// are not disturbed.
-fn sweep_socket(socket: &Path) {
+fn remove_socket_if_abandoned(socket: &Path) {
     if let Ok(_lock) = lock_socket_path(socket) {
         if refuses_connections(socket) {
             remove_file_if_exists(socket);
@@ -149,7 +151,7 @@ pub fn is_socket(metadata: &std::fs::Metadata) -> bool {
     metadata.file_type().is_socket()
 }
 
-/// Lists the lock files in a directory. Empty if it cannot be read.
+/// Lists the lock files of sockets in a directory. Empty if the directory cannot be read.
 fn list_lock_files(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path());

@@ -242,8 +242,8 @@ pub(super) const BY_RUNTIME_SIZE: [(usize, u32, FieldOffsets); 3] = [
 ];
 
 impl FieldOffsets {
-    /// Finds the version, as `PY_VERSION_HEX`, and the layout of a `CPython`. Without the symbol of the version,
-    /// recognizes the version by the size of `_PyRuntime`.
+    /// Finds the version, as `PY_VERSION_HEX`, and the layout of a `CPython`. Without the symbol `Py_Version`, which
+    /// 3.11 introduced, recognizes the version by the size of `_PyRuntime`.
     ///
     /// # Errors
     ///
@@ -262,6 +262,7 @@ impl FieldOffsets {
         let version = reader
             .read_u32(version, 0)
             .ok_or(UnsupportedCPython::Runtime)?;
+        // The release level in `PY_VERSION_HEX`: 0xf for a final release.
         let is_final = version >> 4 & 0xf == 0xf;
         let layout = match version >> 16 {
             0x030b if is_final => V3_11,
@@ -270,15 +271,16 @@ impl FieldOffsets {
             0x030e if is_final => V3_14.with_debug_offsets(runtime, version, TABLE_3_14, reader)?,
             _ => return Err(UnsupportedCPython::Version(version)),
         };
+        // The key is a `Py_tss_t` of 8 bytes, which must lie within `_PyRuntime`.
         match layout.thread_key + 8 <= runtime.size {
             true => Ok((version, layout)),
             false => Err(UnsupportedCPython::Runtime),
         }
     }
 
-    /// Replaces the offsets that `_Py_DebugOffsets` has by those in it, and returns the result. `words` are the sizes
-    /// of its parts in `version`. Fails if the structure is not that of `version`, if it cannot be read, if an offset
-    /// in it is 4096 or more, or if the interpreter is built without the GIL.
+    /// Returns these offsets, but takes from the process's `_Py_DebugOffsets` the ones that it contains. `words` are
+    /// the sizes of the parts of `_Py_DebugOffsets` in `version`. Fails if the structure is not that of `version`, if
+    /// it cannot be read, if an offset in it is 4096 or more, or if the interpreter is built without the GIL.
     fn with_debug_offsets(
         self,
         runtime: Symbol,
@@ -306,7 +308,8 @@ impl FieldOffsets {
             offset if offset < MAX_OFFSET => Ok(offset),
             _ => Err(UnsupportedCPython::Runtime),
         };
-        // Indices of the structures: their first word is their size.
+        // Indices of the structures' first words, each of which is the size of its structure. The head has three words,
+        // the part about `_PyRuntime` three, and the part about `PyThreadState` nine; the other numbers are in `words`.
         const RUNTIME: usize = 3;
         let thread_index = RUNTIME + 3 + words.interpreter;
         let frame_index = thread_index + 9;

@@ -12,8 +12,8 @@ pub(crate) enum LineFormat {
 }
 
 /// Returns the source line of the instruction at `offset`, in bytes from the function's first instruction. 0 if the
-/// table says that the instruction has no line; `first`, the function's own line, if the table cannot be read. `byte`
-/// reads the byte at an index of the table, which has `len` bytes.
+/// table says that the instruction has no line, or if the line is no 32-bit number; `first`, the function's own line,
+/// if the table cannot be read. `byte` reads the byte at an index of the table, which has `len` bytes.
 pub(super) fn line_at(
     format: LineFormat,
     first: u32,
@@ -34,8 +34,9 @@ fn to_signed(byte: u8) -> i64 {
     i64::from(byte.cast_signed())
 }
 
-/// Looks up the line in a table of [`LineFormat::Lnotab`]. `None` if the table cannot be read. Parameters as in
-/// [`line_at`].
+/// Looks up the line of the instruction at byte `offset` in a table of [`LineFormat::Lnotab`]: pairs of a distance in
+/// bytes and a signed distance in lines, from line `first` on. `byte` reads the byte at an index of the table, which
+/// has `len` bytes. `None` if a byte cannot be read.
 fn line_in_lnotab(
     first: u32,
     len: usize,
@@ -43,9 +44,11 @@ fn line_in_lnotab(
     offset: usize,
 ) -> Option<i64> {
     let (mut at, mut line) = (0, i64::from(first));
+    // Without an incomplete pair at the end.
     for index in (0..len.saturating_sub(1)).step_by(2) {
         at += usize::from(byte(index)?);
         if at > offset {
+            // This pair and the following ones belong to later instructions.
             break;
         }
         line += to_signed(byte(index + 1)?);
@@ -53,8 +56,9 @@ fn line_in_lnotab(
     Some(line)
 }
 
-/// Looks up the line in a table of [`LineFormat::Ranges`]; 0 for a range without a line. `None` if the table cannot be
-/// read. Parameters as in [`line_at`].
+/// Looks up the line of the instruction at byte `offset` in a table of [`LineFormat::Ranges`]: pairs of a range's
+/// length in bytes and a signed distance in lines, from line `first` on. Returns 0 for a range without a line. `byte`
+/// reads the byte at an index of the table, which has `len` bytes. `None` if a byte cannot be read.
 fn line_in_ranges(
     first: u32,
     len: usize,
@@ -64,6 +68,7 @@ fn line_in_ranges(
     /// Delta of a range without a line.
     const NO_LINE: i64 = -128;
     let (mut at, mut line) = (0, i64::from(first));
+    // Without an incomplete pair at the end.
     for index in (0..len.saturating_sub(1)).step_by(2) {
         let delta = to_signed(byte(index + 1)?);
         if delta != NO_LINE {
@@ -77,8 +82,9 @@ fn line_in_ranges(
     Some(line)
 }
 
-/// Looks up the line in a table of [`LineFormat::Locations`]; 0 for a location without a line. `None` if the table
-/// cannot be read. Parameters as in [`line_at`].
+/// Looks up the line of the instruction at byte `offset` in a table of [`LineFormat::Locations`], whose distances count
+/// from line `first` on. Returns 0 for a location without a line. `byte` reads the byte at an index of the table, which
+/// has `len` bytes. `None` if a byte cannot be read, or if a distance is incomplete or too long.
 fn line_in_locations(
     first: u32,
     len: usize,
@@ -114,9 +120,9 @@ fn line_in_locations(
     Some(line)
 }
 
-/// Reads a number from the table at `index`, and moves `index` behind it. Each byte has 6 bits of the number, the
-/// lowest ones first, and the bit 64 if another byte follows; the number's lowest bit is the sign. `None` if it has
-/// more than five bytes (30 bits), or if a byte is beyond the end of the table or cannot be read.
+/// Reads a number from the table at `index`, and moves `index` behind the number. Each byte has 6 bits of the number,
+/// the lowest ones first, and the bit 64 if another byte follows; the number's lowest bit is the sign. `None` if the
+/// number has more than five bytes (30 bits), or if a byte is beyond the table's `len` bytes or cannot be read.
 fn read_signed_varint(
     len: usize,
     byte: &impl Fn(usize) -> Option<u8>,

@@ -25,7 +25,8 @@ pub(super) struct Text {
 
 impl Text {
     /// Reads the header of the `str` object at address `object`, and checks that its characters are readable. `None` if
-    /// it is unreadable, empty, not compact, or longer than [`MAX_TEXT`] characters.
+    /// the object is unreadable, empty, not compact, or longer than [`MAX_TEXT`] characters, or if its characters have
+    /// not 1, 2 or 4 bytes each.
     pub(super) fn read(
         layout: &FieldOffsets,
         object: usize,
@@ -48,7 +49,7 @@ impl Text {
         Some(Self { data, width })
     }
 
-    /// Number of characters, each of one, two or four bytes.
+    /// Number of characters (not bytes).
     fn len(self) -> usize {
         self.data.len() / self.width
     }
@@ -90,7 +91,7 @@ pub(super) struct FrameName {
 
 impl FrameName {
     /// Hashes the function's name, the file's path and a line. The hash is of the characters, not of the objects'
-    /// addresses, because later there may be other objects at these.
+    /// addresses, because other objects may be at these addresses later.
     pub(super) fn hash(&self, line: u32) -> u64 {
         let lens = [self.function.len() as u64, self.file.len() as u64];
         let chars = self
@@ -100,6 +101,7 @@ impl FrameName {
         let numbers = chars.map(|c| u64::from(u32::from(c)));
         let words = iter::once(u64::from(line)).chain(lens).chain(numbers);
         words.fold(1, |hash: u64, word| {
+            // An odd factor whose bits are well mixed: 2^64 divided by the golden ratio.
             let mixed = (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
             mixed ^ mixed >> 29
         })

@@ -18,8 +18,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Held while a thread attaches.
 static ATTACHING: ProcessLock = ProcessLock::new();
 
-/// Waits until no other thread attaches and the previous attachment has ended. Returns the lock of the thread that
-/// attaches. Fails if the process is attached to, or after [`OTHER_ATTACHMENT_TIMEOUT`].
+/// Waits until no other thread attaches and the previous attachment has ended. Returns the lock, which the calling
+/// thread holds while it attaches. Fails at once if the process is attached to, and after [`OTHER_ATTACHMENT_TIMEOUT`]
+/// if it is still being attached to or detached from.
 pub(super) fn lock_when_detached() -> Result<ProcessLockGuard<'static>, Failure> {
     let start = Instant::now();
     loop {

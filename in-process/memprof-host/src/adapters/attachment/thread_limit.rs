@@ -29,10 +29,11 @@ pub(super) struct ThreadLimitRestorer {
 }
 
 impl ThreadLimitRestorer {
-    /// Records the limit that was raised for this attachment. `None` if none was raised; then [`Self::restore`] does
-    /// nothing.
+    /// Records the limit that `memprof attach` raised for this attachment, for [`Self::restore`]. `limit` is `None` if
+    /// none was raised; [`Self::restore`] does nothing then.
     pub(super) fn record(&self, limit: Option<RaisedThreadLimit>) {
         if let Some(RaisedThreadLimit { original, raised }) = limit {
+            // Unlimited, -1, becomes `u64::MAX`.
             for (limit, value) in self.limits.iter().zip([original, raised].concat()) {
                 limit.store(value.cast_unsigned(), Ordering::Relaxed);
             }
@@ -40,13 +41,14 @@ impl ThreadLimitRestorer {
         self.is_raised.store(limit.is_some(), Ordering::Release);
     }
 
-    /// Restores the limit, unless the program has set another one since, or it was restored already. A failure is
-    /// logged.
+    /// Restores the original `RLIMIT_NPROC`. Does nothing if no raised limit is recorded, if it was restored already,
+    /// or if the program has set another limit since. A failure is logged.
     pub(super) fn restore(&self) {
         if !self.is_raised.swap(false, Ordering::AcqRel) {
             return;
         }
         let value = |index: usize| {
+            // `u64::MAX` is unlimited, which `Rlimit` has as `None`.
             let value = self.limits[index].load(Ordering::Relaxed);
             (value != u64::MAX).then_some(value)
         };

@@ -86,7 +86,7 @@ impl LuaValueApi {
     /// Pushes a text onto the stack; Lua copies it.
     ///
     /// # Safety
-    /// Those of [`LuaValueApi::push_value`].
+    /// `state` is a Lua of these functions, in a protected call, because Lua may raise an error.
     pub(super) unsafe fn push_text(&self, state: State, text: &str) {
         // SAFETY: the caller promises a protected call in `state`; lua_pushlstring copies the text.
         unsafe { (self.push_string)(state, text.as_ptr().cast(), text.len()) };

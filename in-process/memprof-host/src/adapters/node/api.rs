@@ -106,7 +106,7 @@ impl Node {
         Some(text)
     }
 
-    /// Copies the bytes of a property. `None` if the object has no such property, or it is no string.
+    /// Copies the bytes of a property. `None` if the object has no such property, or if the property is no string.
     pub(super) fn copy_string_property(
         &self,
         env: Env,

@@ -37,7 +37,7 @@ pub(super) fn magic_block(version: i32) -> Magic {
         _ => MAX_BLOCK_BYTES,
     };
     let [args, keys, name] = LIMITS;
-    // `version` is `PG_VERSION_NUM / 100`.
+    // The block's second number is `PG_VERSION_NUM / 100`.
     let head = [length as i32, major * 100, args, keys, name];
     let float4 = (major < 13).then_some(FLOAT4_BY_VALUE);
     let numbers = head.into_iter().chain(float4).chain([FLOAT8_BY_VALUE]);

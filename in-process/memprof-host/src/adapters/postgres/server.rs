@@ -118,7 +118,7 @@ impl Server {
     /// Looks up PostgreSQL's functions in the host. `None` if one is missing.
     ///
     /// # Safety
-    /// Those of [`Server::from_call`].
+    /// `version` is the `server_version_num` of the server that is calling.
     unsafe fn find(version: c_int) -> Option<Self> {
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
         // SAFETY: builtins.h, palloc.h, mb/pg_wchar.h, miscadmin.h and elog.h declare them with these types in all
@@ -241,7 +241,7 @@ impl ErrorApi {
     /// Raises an error as `ereport(ERROR)` does; does not return.
     ///
     /// # Safety
-    /// Those of [`Server::return_or_raise`]; `reason` is NUL-terminated.
+    /// No value on the stack up to the server's frames needs a drop; `reason` is NUL-terminated.
     #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for all")]
     unsafe fn raise_error(self, code: c_int, reason: *const c_char) {
         let no_location = ptr::null();

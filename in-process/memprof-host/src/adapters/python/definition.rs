@@ -104,7 +104,8 @@ pub(super) fn create_module(
     Ok(unsafe { make.map_err(missing)?(definition) })
 }
 
-/// Returns the slots for a Python of this version. Fails for a version other than 3, and for a build without a GIL.
+/// Returns the slots of the module's definition (`m_slots`) for a Python whose `Py_GetVersion` is `version`. Fails for
+/// a major version other than 3, and for a build without a GIL.
 fn slots_for_version(version: &str) -> Result<&'static [Slot], String> {
     let number = version.split([' ', '+']).next().unwrap_or_default();
     let mut parts = number.split('.').map(str::parse::<u32>);

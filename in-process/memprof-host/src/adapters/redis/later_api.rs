@@ -69,8 +69,8 @@ impl LaterApi {
         error == 0 && count > 0
     }
 
-    /// Puts a new command into the categories `admin`, `dangerous` and `read`. Before Redis 7.2, or if Redis refuses,
-    /// it stays in none.
+    /// Puts a new command into the ACL categories `admin`, `dangerous` and `read`. Before Redis 7.2, or if Redis
+    /// refuses, the command stays in no category.
     pub(super) fn set_command_categories(&self, ctx: Ctx, command: &CStr) {
         let Some(categories) = self.categories else {
             return;

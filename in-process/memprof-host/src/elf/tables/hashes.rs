@@ -9,8 +9,8 @@ use super::{Dynamic, LE, Library, Result, Strings, damaged_error};
 const TABLE: &str = "table of hashes";
 
 impl Library<'_> {
-    /// Checks that each hash is that of its symbol's name, and that each chain ends. In a library without a table, the
-    /// loader finds no name.
+    /// Checks the table of `DT_GNU_HASH`, or else that of `DT_HASH`: each hash must be that of its symbol's name, and
+    /// each chain must end. Succeeds if the library has neither table, because the loader then finds no name in it.
     pub(super) fn check_hashes(
         &self,
         dynamic: &Dynamic<'_>,
@@ -51,9 +51,11 @@ impl Library<'_> {
             let hash = object::elf::gnu_hash(name);
             let bucket = hash as usize % buckets;
             let head = heads[bucket].get(LE) as usize;
-            // The Bloom filter has two bits of one word for each name, as in dl-lookup.c of glibc.
+            // The Bloom filter has two bits of one word for each name, as in dl-lookup.c of glibc, which shifts a
+            // 64-bit number: a shift of 32 or more gives 0.
             let word = filter[hash as usize / 64 % bloom].get(LE);
             let bits = 1 << (hash % 64) | 1 << (hash.checked_shr(shift).unwrap_or(0) % 64);
+            // The symbols of a bucket are contiguous, so its chain begins at this symbol or before it.
             let is_found = (first..=first + index).contains(&head) && word & bits == bits;
             // The lowest bit of a chain's entry marks the end of the chain.
             if chain.get(LE) | 1 != hash | 1 || !is_found {
@@ -72,7 +74,8 @@ impl Library<'_> {
         }
     }
 
-    /// Checks that each chain of `DT_HASH` ends, and has only symbols of its bucket. Succeeds if there is no such table.
+    /// Checks that each chain of `DT_HASH` ends, and has only symbols whose hash belongs to the chain's bucket.
+    /// Succeeds if there is no such table.
     fn check_sysv_hashes(
         &self,
         dynamic: &Dynamic<'_>,

@@ -32,7 +32,7 @@ impl LinkInfo {
         Self::parse(bytes).unwrap_or_default()
     }
 
-    /// Like [`read`](Self::read), but returns `None` if the file is damaged.
+    /// Reads the dynamic section of a library or program. `None` if the file is damaged.
     fn parse(bytes: &[u8]) -> Option<Self> {
         let header = FileHeader64::parse(bytes).ok()?;
         let segments = header.program_headers(LE, bytes).ok()?;
@@ -46,7 +46,7 @@ impl LinkInfo {
         let tags = [DT_NEEDED, DT_AUXILIARY, DT_FILTER];
         let flags = dynamic.value(DT_FLAGS_1).unwrap_or(0);
         let mut versioned = Vec::new();
-        // `check_versions` refuses a damaged table.
+        // An error is ignored here, because `check_versions` refuses a damaged table.
         let _ = library
             .visit_versioned_files(&dynamic, &strings, |file| versioned.push(file.to_owned()));
         Some(Self {
@@ -63,8 +63,9 @@ impl LinkInfo {
     }
 }
 
-/// Returns whether a file is ELF of another word size or architecture: the loader passes it over and searches on. False
-/// for a file that is not ELF, which the loader refuses.
+/// Returns whether a file is ELF of another word size or architecture: the loader skips it and tries the next path.
+/// False for a file that is not ELF, and for one of another byte order but the right word size: the loader refuses
+/// both.
 pub(crate) fn is_for_another_machine(bytes: &[u8]) -> bool {
     let Some(identity) = bytes.get(..20).filter(|start| start.starts_with(&ELFMAG)) else {
         return false;

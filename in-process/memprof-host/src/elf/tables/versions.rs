@@ -10,8 +10,9 @@ const TABLE: &str = "table of versions";
 const VERSION_INDEX_MASK: u16 = 0x7fff;
 
 impl Library<'_> {
-    /// Fails unless each version has the hash of its name. Fails also if symbols use other versions, unless the library
-    /// defines some itself. `symbols` is the number of dynamic symbols.
+    /// Checks the versions that the library needs of others: each must have the hash of its name. Also checks that
+    /// symbols use no other versions, unless the library defines some itself. `symbols` is the number of dynamic
+    /// symbols.
     pub(super) fn check_versions(
         &self,
         dynamic: &Dynamic<'_>,
@@ -63,6 +64,7 @@ impl Library<'_> {
                 let aux: &Vernaux<LittleEndian> = &self.read_array(version, 1, TABLE)?[0];
                 let name = strings.read_name(aux.vna_name.get(LE).into(), TABLE)?;
                 let step = aux.vna_next.get(LE);
+                // Only the last version has the distance 0.
                 if object::elf::hash(name) != aux.vna_hash.get(LE)
                     || (step == 0) != (index + 1 == versions)
                 {
@@ -72,6 +74,7 @@ impl Library<'_> {
                 version = version.saturating_add(step.into());
             }
             let step = entry.vn_next.get(LE);
+            // Only the last library has the distance 0.
             if (step == 0) != (index + 1 == count) {
                 return damaged_error(TABLE);
             }
