@@ -46,9 +46,9 @@ fn add_to_cohort(cohorts: &mut Vec<[i64; 2]>, index: usize, [bytes, objects]: [i
 }
 
 impl Cohorts {
-    /// Splits the ages from 0 to that of the oldest sample into up to `columns` spans of equal length, and adds up the
-    /// memory of each function in them. With `by_cum`, a stack counts for all of its visible functions, else only for
-    /// the one nearest to the leaf. Memory of unknown age is in no span.
+    /// Divides the ages from 0 to that of the oldest sample into up to `columns` spans of equal length, called cohorts,
+    /// and adds up the memory in use of each function by cohort. With `by_cum`, a stack counts for all of its visible
+    /// functions, else only for the one nearest to the leaf. Memory of unknown age is in no cohort.
     pub(crate) fn new(folded: &Folded<'_>, ages: AgeBuckets, columns: u32, by_cum: bool) -> Self {
         let mut oldest = 0;
         folded.stacks.for_each(|stack| {
@@ -82,12 +82,13 @@ impl Cohorts {
         }
     }
 
-    /// Length of each cohort, in seconds: a multiple of the length of the profile's age buckets.
+    /// Length of each cohort, a span of ages, in seconds: a multiple of the length of the profile's age buckets.
     pub(crate) fn cohort_seconds(&self) -> u32 {
         self.cohort_seconds
     }
 
-    /// Cohorts of a function, given by its index in `Folded::functions`: young to old, without empty ones.
+    /// Iterates over the cohorts, spans of ages, in which a function has memory: young to old. `function` is the
+    /// function's index in `Folded::functions`.
     pub(crate) fn function_cohorts(&self, function: usize) -> impl Iterator<Item = Cohort> {
         let held = self.held[function].iter().zip(0..);
         held.filter(|(held, _)| **held != [0; 2])
@@ -115,8 +116,8 @@ impl Cohorts {
             .map(|cohort| cohort.to)
     }
 
-    /// Bytes of a function in each cohort, from the youngest to the last in which it has memory; 0 for an empty one
-    /// between.
+    /// Bytes of a function by cohort, a span of ages: from the youngest cohort to the last in which the function has
+    /// memory, with 0 for empty cohorts in between.
     pub(crate) fn bytes_by_age(&self, function: usize) -> Vec<i64> {
         self.held[function]
             .iter()
@@ -124,8 +125,8 @@ impl Cohorts {
             .collect()
     }
 
-    /// Bytes of all functions in each cohort, from the youngest to the last in which there is memory; 0 for an empty
-    /// one between.
+    /// Bytes of all functions together by cohort, a span of ages: from the youngest cohort to the last that has memory,
+    /// with 0 for empty cohorts in between.
     pub(crate) fn total_bytes_by_age(&self) -> Vec<i64> {
         self.total.iter().map(|[bytes, _]| *bytes).collect()
     }
@@ -146,8 +147,8 @@ impl Cohorts {
     }
 }
 
-/// Keeps only samples of at least `min_age`. Returns the bytes in use of unknown age, which are removed too. Fails if
-/// the profile has no ages.
+/// Removes the samples that are younger than `min_age`, and those of unknown age. Returns the bytes in use of unknown
+/// age. Fails if the profile has no ages.
 pub(crate) fn retain_older(profile: &mut Profile, min_age: Duration) -> Result<i64> {
     let ages = profile.ages.ok_or_else(no_ages_error)?;
     let mut unknown = SampleValues::default();

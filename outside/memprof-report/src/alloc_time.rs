@@ -11,19 +11,20 @@ const PSEUDO_FRAME_KIND: u64 = 0x4d_5002;
 pub(crate) struct AllocTime(NonZeroU32);
 
 impl AllocTime {
-    /// Creates a time from seconds since 1970 (UTC). `None` for `u32::MAX`, which the stored form cannot hold.
+    /// Creates a time from seconds since 1970 (UTC), which are stored plus 1, so that the number is never 0. `None` for
+    /// `u32::MAX`, for which this overflows.
     pub(crate) fn from_seconds(seconds: u32) -> Option<Self> {
         NonZeroU32::new(seconds.wrapping_add(1)).map(Self)
     }
 
-    /// Start of the age bucket, in seconds since 1970 (UTC).
+    /// Start of the age bucket, in seconds since 1970 (UTC): the stored number less 1.
     pub(crate) fn seconds(self) -> u32 {
         self.0.get() - 1
     }
 
-    /// Decodes the time in bits 1 to 32 of a pseudo frame, whose kind is in bits 40 to 63. `None` if `frame` is an
-    /// address or another pseudo frame. Bit 0 is no part of the time: it is always set, so that the other bits stay
-    /// when a tool subtracts 1 from a return address to show the caller.
+    /// Decodes the time in bits 1 to 32 of a pseudo frame, a number in a stack that stands for data. Its kind is in
+    /// bits 40 to 63. `None` if `frame` is an address or a pseudo frame of another kind. Bit 0 is always set and is no
+    /// part of the time, so that the time stays the same if a tool subtracts 1 from each return address.
     pub(crate) fn from_frame(frame: u64) -> Option<Self> {
         Self::from_seconds((frame >> 1) as u32).filter(|_| frame >> 40 == PSEUDO_FRAME_KIND)
     }

@@ -130,7 +130,8 @@ pub(crate) fn allocator_depths(profile: &Profile, names: &Names) -> Vec<u32> {
         .collect()
 }
 
-/// Returns whether all frames of an address are the allocator's; false if it has none or is interpreted code.
+/// Returns whether all frames of an address are the allocator's. False for an address without frames, and for one that
+/// stands for a function of an interpreted program.
 fn is_allocator_address(names: &Names, address: AddressId) -> bool {
     let frames = names.frames(address);
     !frames.is_empty()
@@ -138,10 +139,10 @@ fn is_allocator_address(names: &Names, address: AddressId) -> bool {
         && frames.iter().all(|frame| is_allocator_frame(frame, names))
 }
 
-/// Returns whether a frame is the allocator's, by its function's name and its source file: one of an interpreted or
-/// managed language, which pprof profiles of other tools have, is none.
+/// Returns whether a frame is the allocator's, by its function's name. False if its source file is of an interpreted or
+/// managed language, as in pprof profiles of other tools, whose function `free` frees no memory.
 pub(crate) fn is_allocator_frame(frame: &Frame, names: &Names) -> bool {
-    // Most functions are none, whatever their file is. The whole of a long path is not searched for a dot.
+    // The extensions are compared with the path's end, which is faster than to search a long path for its last dot.
     let is_script = || {
         let file = frame.file.map_or("", |file| names.strings.get(file));
         let extends = |extension: &&str| {

@@ -49,9 +49,10 @@ impl CallShape {
     /// blocks from a larger one.
     const POOL_BYTES: usize = 256;
 
-    /// Reads the shape of the call that ends at `return_address`. `code` is the whole code of the function that makes
-    /// the call; it starts at the address `start`. If no call is found there, as in empty `code`, the shape says that
-    /// the arguments are computed and the result is not returned. `code` is empty if it was not read.
+    /// Reads the shape of the call that ends at `return_address`: where its arguments come from, and whether its result
+    /// is returned. `code` is the whole x86-64 code of the function that makes the call, which starts at the address
+    /// `start`; empty if it was not read. If no call ends at `return_address`, the shape says that the arguments are
+    /// computed and the result is not returned.
     pub(crate) fn read(code: &[u8], start: u64, return_address: u64) -> Self {
         let unread = Self {
             function: start,
@@ -75,8 +76,8 @@ impl CallShape {
     }
 }
 
-/// Number of different functions that `code` calls, which starts at address `start`. An indirect call counts by the
-/// displacement of its memory operand; all calls through registers count as one.
+/// Number of different functions that `code` calls; it starts at the address `start`. Indirect calls through memory are
+/// distinguished by the displacement of the operand; all calls through registers count as one.
 fn count_called_functions(code: &[u8], start: u64) -> usize {
     let instructions = Decoder::with_ip(64, code, start, DecoderOptions::NONE).into_iter();
     let called = instructions.filter_map(|instruction| match instruction.flow_control() {

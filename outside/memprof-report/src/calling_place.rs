@@ -6,8 +6,8 @@ const CALLING: &str = " calling ";
 /// Most characters of the function's name in a row: each place that calls it has a name of its own.
 const MAX_FUNCTION_CHARS: usize = 256;
 
-/// Returns the name of the row of a place that calls a function: `git+0x1c3f calling deflateInit_`. A long name of the
-/// function is cut.
+/// Returns the name of a report's row for a place in code without a symbol, with the library function that it calls:
+/// `git+0x1c3f calling deflateInit_`. A function name of more than `MAX_FUNCTION_CHARS` characters is cut.
 pub(crate) fn name_with_call(place: &str, function: &str) -> String {
     match function.char_indices().nth(MAX_FUNCTION_CHARS) {
         Some((end, _)) => format!("{place}{CALLING}{}…", &function[..end]),
@@ -15,8 +15,8 @@ pub(crate) fn name_with_call(place: &str, function: &str) -> String {
     }
 }
 
-/// Removes the called function from the name of a row that [`name_with_call`] made, and returns the place:
-/// `git+0x1c3f`. Other names are returned whole.
+/// Removes the called function from the name of a row: `git+0x1c3f` for `git+0x1c3f calling deflateInit_`. A name that
+/// [`name_with_call`] cannot have created is returned unchanged.
 pub(crate) fn name_without_call(row: &str) -> &str {
     match row.split_once(CALLING) {
         Some((place, _)) if place.contains("+0x") => place,

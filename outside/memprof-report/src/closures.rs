@@ -24,14 +24,14 @@ pub(crate) fn mentions_closure(name: &str) -> bool {
     name.contains("_env#")
 }
 
-/// Returns a closure's name behind the path of the function that defines it: `shop::load::{closure#0}`. `outer` are the
-/// frames towards the root. The path comes from the frame that has the closure's type among its generic arguments, as
-/// in `map<shop::load::{closure_env#0}>`. If there is none, it is the name of the nearest function in the closure's
-/// source file. `None` if there is neither. A path counts only if it extends the closure's own: a whole name, as other
-/// tools write them, stays as it is.
+/// Returns a closure's name with the path of the function that defines it: `shop::load::{closure#0}`. `outer` yields
+/// the frames that called the closure, towards the root. The path is found in the first of these whose generic
+/// arguments have the closure's type, as in `map<shop::load::{closure_env#0}>`. If no frame has it, the path is the
+/// name of the nearest function in the closure's source file. `None` if there is no such function either. A path counts
+/// only if it contains the path in `name` and continues it, so that a whole name stays as it is.
 ///
-/// If the path only numbers an implementation, as in `{impl#2}`, that nearest function is preferred, provided that both
-/// end in the same component.
+/// If the path only has a number for an implementation, as in `{impl#2}`, the name of the nearest function is
+/// preferred, provided that both end in the same component.
 pub(crate) fn qualified_closure_name<'n>(
     name: &str,
     outer: impl Iterator<Item = OuterFrame<'n>>,
@@ -70,8 +70,8 @@ pub(crate) fn qualified_closure_name<'n>(
     Some(format!("{function}::{closure}"))
 }
 
-/// Returns whether a function's name has a longer path that starts with `path`: `shop::load` and `<shop::Sq as
-/// shop::Shape>::build` for `shop`, but not `shop` itself. True for an empty path.
+/// Returns whether a function's name contains `path` and continues it: `shop::load` and `<shop::Sq as
+/// shop::Shape>::build` do for `shop`, but `shop` and `workshop::load` do not. True for an empty path.
 fn extends_path(function: &str, path: &str) -> bool {
     let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | ':');
     path.is_empty()

@@ -159,7 +159,7 @@ impl CodeOrigins {
         origins
     }
 
-    /// Returns whether a function without a symbol is the program's own, as in a stripped file.
+    /// Returns whether any function without a symbol is the program's own, by its mapped file: the program is stripped.
     fn has_unnamed_own_function(&self, named: &SymbolizedProfile) -> bool {
         (0..self.by_address.len()).any(|index| {
             let id = AddressId(index as u32);
@@ -174,8 +174,8 @@ impl CodeOrigins {
         })
     }
 
-    /// Counts functions of the system's libraries as the program's own. For a program whose only function of its own is
-    /// `main`: what it does is in libraries.
+    /// Changes the verdicts on functions in the system's libraries: they count as the program's own. This is for a
+    /// program that has no function of its own but `main`, because libraries do all its work.
     fn count_system_libraries_as_own(&mut self) {
         for verdict in &mut self.verdicts {
             if matches!(verdict.reason, OriginReason::SystemLibrary) {
@@ -184,10 +184,10 @@ impl CodeOrigins {
         }
     }
 
-    /// Counts functions without names in the program's plugins and libraries as its own, unless a function with a name
-    /// called them in the same file. Otherwise the memory of all plugins would be in one row of the table, that of the
-    /// function that calls them. `files` has the file of each of the profile's mappings, `mappings` the mapping of each
-    /// address.
+    /// Changes the verdicts on functions without a symbol in the program's plugins and libraries: they count as the
+    /// program's own, unless a function with a symbol in the same file called them. Otherwise the memory of all plugins
+    /// would be in one row of the table, that of the function that calls them. `files` has the file of each of the
+    /// profile's mappings, `mappings` the mapping of each address.
     fn count_stripped_modules_as_own(
         &mut self,
         named: &SymbolizedProfile,
@@ -223,9 +223,9 @@ impl CodeOrigins {
         }
     }
 
-    /// Marks functions without a symbol in libraries as plumbing if a function with a symbol in the same library is
-    /// among their callers, so that the row of a stack with functions of libraries only has a name. `mappings` has the
-    /// mapping of each address.
+    /// Changes the verdicts on functions without a symbol in libraries to plumbing, which reports fold into its
+    /// callers, if a function with a symbol in the same library is among their callers. So a stack with only functions
+    /// of libraries counts for a function that has a name. `mappings` has the mapping of each address.
     fn fold_helpers_in_libraries(&mut self, named: &SymbolizedProfile, mappings: &[Option<usize>]) {
         let SymbolizedProfile { profile, names, .. } = named;
         let is_helper =
@@ -282,7 +282,8 @@ impl CodeOrigins {
     }
 }
 
-/// Returns whether the path of a file is one of an interpreted language's standard library or packages, by [`SCRIPTS`].
+/// Returns whether a file belongs to the standard library or the packages of an interpreted language: its path matches
+/// a pattern of [`SCRIPTS`].
 pub(crate) fn is_script_library(path: &str) -> bool {
     SCRIPTS
         .iter()
@@ -314,8 +315,8 @@ fn main_crates<'n>(frames: impl Iterator<Item = (&'n str, &'n Frame)>) -> HashSe
         .collect()
 }
 
-/// Returns whether a function is the program's own, has a symbol, and is no start-up code, which every program has:
-/// `main`, and names with a leading `_`, such as `_start`.
+/// Returns whether a function is the program's own and has a symbol. False for the start-up code that every program
+/// has: `main`, and names with a leading `_`, such as `_start`.
 fn is_own_function(function: &FunctionEvidence<'_>, verdict: Verdict) -> bool {
     verdict.origin == CodeOrigin::Program
         && function.is_named

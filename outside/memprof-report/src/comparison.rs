@@ -16,7 +16,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Change from the base; the value itself if there is no base.
+    /// Change from the base: the new value less the base's, which is 0 if there is no base.
     pub fn value(self) -> i64 {
         self.new - self.base
     }

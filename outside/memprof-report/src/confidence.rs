@@ -22,13 +22,15 @@ pub struct Confidence {
 }
 
 impl Confidence {
-    /// Confidence of one stack's value. Nothing is known if the sample has no count. Without a sample interval, the
-    /// value is a share of a known amount, and its standard error is 1/√n of it for n samples.
+    /// Computes the confidence of a sample's value of `sample_type`, with the amount that lost samples may add. It is
+    /// empty if the sample has no count. Without a sample interval, the value is a share of a known amount, and its
+    /// standard error is 1/√n of the value for n samples.
     ///
     /// A sampler takes each object of s bytes with probability p = 1 − exp(−s/P), where P is the sample interval, and
     /// counts it as 1/p. For n samples, that has the variance n·(1 − p)·(s/p)² (Horvitz and Thompson). The standard
     /// error is 1/√n of the value for objects much smaller than P, and nothing for larger ones, which are all sampled.
     pub(crate) fn new(profile: &Profile, sample: &Sample, sample_type: SampleType) -> Self {
+        // The counts are of allocated objects, then of those in use.
         let samples = sample.counts[usize::from(!sample_type.is_alloc())];
         let value = sample.values[sample_type] as f64;
         let (interval, 1..) = (profile.interval, samples) else {
@@ -61,8 +63,9 @@ impl Confidence {
         self.variance.sqrt() + self.missing
     }
 
-    /// Formats the error as a part of `value`, such as `±29%`. Empty if `value` is 0, was not sampled, or is certain:
-    /// it has at least [`MIN_SAMPLES`] samples, and lost ones would add less than [`NOTABLE_SHARE`] of it.
+    /// Formats the error as a part of `value`, such as `±29%`. Empty if `value` is 0 or was not sampled. Empty also if
+    /// it is certain enough: it has at least [`MIN_SAMPLES`] samples, and lost ones would add less than
+    /// [`NOTABLE_SHARE`].
     pub(crate) fn relative_error(self, value: i64) -> String {
         let is_sure =
             self.samples >= MIN_SAMPLES && self.missing < NOTABLE_SHARE * value.abs() as f64;

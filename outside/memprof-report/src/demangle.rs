@@ -46,8 +46,9 @@ pub fn demangle(symbol: &str) -> Cow<'_, str> {
     demangle_plain(plain, &options).map_or(Cow::Borrowed(plain), Cow::Owned)
 }
 
-/// Like [`demangle`], for a symbol of a language in whose names dots separate packages from functions: there `main.cold`
-/// is no part of `main`.
+/// Demangles the name of a symbol in a file of Go or Zig, in whose names dots separate packages from functions. A name
+/// that is not mangled loses its symbol version but no suffix: `main.cold` is the function `cold` of `main`, not a
+/// clone of `main`.
 pub(crate) fn demangle_dotted(symbol: &str) -> Cow<'_, str> {
     match Language::from_symbol(symbol) {
         Some(_) => demangle(symbol),
@@ -55,15 +56,16 @@ pub(crate) fn demangle_dotted(symbol: &str) -> Cow<'_, str> {
     }
 }
 
-/// Like [`demangle`], but with the parameters of C++ functions, which distinguish overloads: `shop::open(int)`.
+/// Demangles the name of a symbol with the parameters of C++ functions, which distinguish overloads: `shop::open(int)`.
+/// Without clone suffix and symbol version; a name that is not mangled loses these, too.
 pub(crate) fn demangle_with_parameters(symbol: &str) -> Cow<'_, str> {
     let (plain, _) = split_symbol(symbol);
     let options = DemangleOptions::new().no_return_type();
     demangle_plain(plain, &options).map_or(Cow::Borrowed(plain), Cow::Owned)
 }
 
-/// Like [`demangle_with_parameters`], but with the clone suffix: `shop::open(int) [clone .part.0]`. A name that is not
-/// mangled stays unchanged, with its suffix.
+/// Demangles the name of a symbol with the parameters of C++ functions and the clone suffix, but without the symbol
+/// version: `shop::open(int) [clone .part.0]`. A name that is not mangled keeps its suffix as it is: `open.part.0`.
 pub(crate) fn demangle_clone(symbol: &str) -> String {
     let (plain, suffix) = split_symbol(symbol);
     let name = demangle_with_parameters(plain);
@@ -74,7 +76,8 @@ pub(crate) fn demangle_clone(symbol: &str) -> String {
     }
 }
 
-/// Returns whether [`demangle_clone`] may return more of a symbol than [`demangle`]: Rust's symbols have no parameters.
+/// Returns whether a symbol's name may have parameters or a clone suffix, which [`demangle_clone`] keeps and
+/// [`demangle`] removes. Only Rust's symbols are known to have no parameters.
 pub(crate) fn may_have_parameters_or_suffix(symbol: &str) -> bool {
     let (plain, suffix) = split_symbol(symbol);
     !suffix.is_empty() || Language::from_symbol(plain) != Some(Language::Rust)
@@ -90,8 +93,9 @@ fn split_symbol(symbol: &str) -> (&str, &str) {
     split_clone_suffix(without_version(symbol))
 }
 
-/// Demangles a name without a suffix. A Rust name that is malformed as such is read as one of C++. `None` if the name
-/// is not mangled, or its demangled form is empty or longer than `MAX_BYTES`.
+/// Demangles a name that has no clone suffix or version. A name that looks like Rust's but is malformed as such is read
+/// as one of C++. `None` if the name is not mangled or malformed, or its demangled form is empty or longer than
+/// `MAX_BYTES`.
 fn demangle_plain(plain: &str, options: &DemangleOptions) -> Option<String> {
     let name = match Language::from_symbol(plain)? {
         Language::Rust => demangle_rust(plain).or_else(|| demangle_cpp(plain, options)),

@@ -30,8 +30,8 @@ pub(crate) fn early_ends_note(profile: &Profile) -> Option<String> {
     format_note(&origin.early_ends, origin.samples.unwrap_or(0))
 }
 
-/// Formats the note on these early ends. `samples` is the number of all samples, of which the note gives the share.
-/// `None` if no stack ends early.
+/// Formats a note on stacks that end early, by reason and file. `samples` is the number of all samples, also of those
+/// whose stacks are whole. `None` if no stack ends early.
 fn format_note(ends: &[EarlyEnds], samples: u64) -> Option<String> {
     let early = ends
         .iter()
@@ -52,8 +52,9 @@ fn format_note(ends: &[EarlyEnds], samples: u64) -> Option<String> {
     ))
 }
 
-/// Formats the early ends of one reason and file as `12 in libx.so.1 (code without call frame information and frame
-/// pointer)`; without the file if the code is in none. An unknown reason is shown as the dump names it.
+/// Formats the number of stacks that end early for one reason in one file: `12 in libx.so.1 (code without call frame
+/// information and frame pointer)`; without `in libx.so.1` if the code is in no file. A reason that is not in
+/// [`REASON_TEXTS`] is shown as the dump names it.
 fn early_end_text(ends: &EarlyEnds) -> String {
     let EarlyEnds {
         samples,

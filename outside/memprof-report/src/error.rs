@@ -164,7 +164,8 @@ impl Error {
         }
     }
 
-    /// Returns a converter of I/O errors for `map_err`; `act` says what failed, as in "read the profile".
+    /// Returns a function for `map_err` that wraps an I/O error. `act` is the act that failed, as in "read the
+    /// profile".
     pub(crate) fn failed_to(act: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let act = act.into();
         move |source| Self::Io { act, source }

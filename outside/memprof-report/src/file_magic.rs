@@ -10,8 +10,9 @@ const MAGIC_LEN: usize = 16;
 /// Largest number of bytes that are read to find `MAGIC_LEN` after blanks.
 const MAX_BYTES: usize = 4 << 10;
 
-/// Reads and consumes the start of a file, up to `MAGIC_LEN` bytes after leading blanks; a parser must get them back,
-/// before the rest. Fails if the file is empty or unreadable.
+/// Reads the start of a file, by which its format is known: leading blanks and up to `MAGIC_LEN` bytes after them. The
+/// bytes are consumed from `input`, so a parser must get them before the rest. Fails if the file is empty or
+/// unreadable.
 pub(crate) fn read_magic(input: &mut dyn BufRead) -> Result<Vec<u8>> {
     let mut magic = Vec::new();
     while magic.len() < MAX_BYTES {

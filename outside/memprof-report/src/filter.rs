@@ -23,8 +23,9 @@ pub fn compile_pattern(text: &str) -> Result<Regex> {
 }
 
 impl Filter {
-    /// Removes samples of which no frame matches `focus` or some frame matches `ignore`. A pattern that is `None`
-    /// removes nothing. The first `depths[stack]` frames of a stack, the allocator's, match nothing.
+    /// Removes the samples in whose stacks no function's name matches `focus`, and those in which one matches `ignore`.
+    /// A pattern that is `None` removes nothing. `depths` has, by stack id, the number of the allocator's frames at the
+    /// leaf, which match nothing.
     pub(crate) fn retain_samples(&self, profile: &mut Profile, names: &Names, depths: &[u32]) {
         if self.focus.is_none() && self.ignore.is_none() {
             return;
@@ -43,11 +44,11 @@ impl Filter {
 }
 
 /// Removes the samples of memprof itself: those with a frame in its host library (functions `memprof_host::…`) or in
-/// the plugin's file. That file is the one that the profile names as memprof's, else any `memory_profile.so`. Returns
-/// the sum of the removed values.
+/// the file of its plugin. The plugin's file is the one that the profile names or, if it names none, any file called
+/// `memory_profile.so`. Returns the sum of the removed values.
 ///
-/// The first `depths[stack]` frames of a stack, the allocator's, do not count: the plugin may be among them because it
-/// walks the stacks.
+/// `depths` has, by stack id, the number of the allocator's frames at the leaf. These do not count: the plugin may be
+/// among them because it walks the stacks.
 pub fn drop_memprof_stacks(profile: &mut Profile, names: &Names, depths: &[u32]) -> SampleValues {
     let image = profile.origin.image.as_deref();
     let files: Vec<bool> = profile

@@ -82,9 +82,10 @@ impl<'p> Folded<'p> {
         }
     }
 
-    /// Iterates over the visible functions of a stack, root first: all, or, after `with_origin_filter`, those of its
-    /// highest code origin. A place without a symbol has the name that
-    /// [`name_calls_of_places`](Self::name_calls_of_places) gave it.
+    /// Iterates over the functions of a stack that a report shows, root first: all or, after
+    /// [`with_origin_filter`](Self::with_origin_filter), those of the stack's highest code origin. A function without a
+    /// symbol has the name that [`name_calls_of_places`](Self::name_calls_of_places) gave it for the library function
+    /// that it calls, if any.
     pub(crate) fn visible_functions<'s>(
         &self,
         stack: FoldedStack<'s>,
@@ -114,8 +115,8 @@ impl<'p> Folded<'p> {
         self
     }
 
-    /// Reduces each stack to the frames of its highest code origin: the program's own functions if there are any. A
-    /// stack's value then counts for the last of these.
+    /// Reduces each stack to the frames of its highest code origin: the program's own functions if there are any.
+    /// Stacks that become equal are merged. A stack's own value then counts for the innermost frame that is left.
     pub fn into_origin_filtered(self) -> Folded<'static> {
         let filtered = self.with_origin_filter();
         let (mut lists, mut index) = (StackLists::default(), StackIndex::default());
@@ -136,8 +137,8 @@ impl<'p> Folded<'p> {
         }
     }
 
-    /// Gives each place without a symbol to which a stack is attributed a name with the library's function that it calls,
-    /// because the filter by origin leaves that function out.
+    /// Creates names for the program's functions without a symbol to which stacks are attributed, together with the
+    /// library function that they call, because the filter by origin leaves the library function out.
     fn name_calls_of_places(&mut self) {
         if !self.unnamed_places.has_unnamed_own_function(&self.origins) {
             return;

@@ -56,7 +56,8 @@ fn strip_message_prefix(line: &[u8]) -> Option<&[u8]> {
         .find_map(|prefix| line.strip_prefix(*prefix))
 }
 
-/// Returns whether the first bytes of a file are those of a heap dump in text.
+/// Returns whether a file that starts with these bytes, after blanks, is a heap dump in text, which may begin with
+/// messages of the allocator.
 pub(crate) fn starts_dump(magic: &[u8]) -> bool {
     let text = magic.trim_ascii_start();
     strip_message_prefix(text).is_some() || DUMP_STARTS.iter().any(|start| text.starts_with(start))
@@ -175,8 +176,8 @@ impl<'a> DumpReader<'a> {
         }
     }
 
-    /// Creates the reader of the dump that follows this one in the file. The memory budget goes on, because it is that
-    /// of the whole file.
+    /// Creates the reader of the dump that follows this one in the file. It continues the memory budget, which is for
+    /// the whole file.
     fn next_reader(&self) -> Self {
         Self {
             bytes_read: self.bytes_read,
@@ -185,8 +186,9 @@ impl<'a> DumpReader<'a> {
         }
     }
 
-    /// Reads one line, given without its newline, as the current section requires. Adds it to the checksum, which
-    /// begins with the header. Blanks at its end mean nothing.
+    /// Reads one line, given without its newline, by the rules of the current section. Blanks at the end of the line
+    /// are ignored. Adds the line to the checksum, which covers the lines from the header on. Fails if the line is
+    /// malformed or a limit is exceeded.
     fn read_line(&mut self, line: &[u8]) -> Result<()> {
         self.bytes_read += line.len() as u64 + 1;
         if matches!(self.section, DumpSection::Start | DumpSection::SymbolsEnd) {
@@ -233,7 +235,7 @@ impl<'a> DumpReader<'a> {
         Err(self.unexpected_error("'heap_v2/' or 'heap profile:'", line))
     }
 
-    /// Enters the section of the mappings if `line` is its header, and returns whether it is.
+    /// Returns whether `line` is the header of the mappings. If so, the following lines are read as mappings.
     fn enter_if_mappings(&mut self, line: &[u8]) -> bool {
         let starts = is_mappings_header(line);
         if starts {
@@ -253,6 +255,7 @@ impl<'a> DumpReader<'a> {
             Ok(marks) => marks,
             Err(token) => {
                 stacks.clear_pending();
+                // Calls itself once at most: a normalized text has no further normal form.
                 match stack_text::normalize_stack(text) {
                     Some(text) => return self.read_stack(&text),
                     None => return Err(self.unexpected_error("an address '0x…'", token)),
@@ -318,8 +321,9 @@ impl<'a> DumpReader<'a> {
         )
     }
 
-    /// Checks that the dump is complete, and completes the profile. With `force`, a truncated dump is only a warning; a
-    /// damaged one always is.
+    /// Checks that the dump is complete, and completes the profile: scales Go's samples, sorts the mappings, moves
+    /// frames in unloaded code, and converts symbols. Fails for a truncated dump unless `force` is set, which makes it
+    /// a warning. A damaged dump, by its checksum or values, only gets a warning.
     fn finish(mut self, ending: InputEnd, force: bool) -> Result<Profile> {
         self.finish_go_stack()?;
         let has_maps = self.section == DumpSection::Maps;
@@ -367,8 +371,9 @@ impl<'a> DumpReader<'a> {
         Ok(self.profile)
     }
 
-    /// Returns what is missing in a dump without mappings. `None` if its stacks add up to its header: jemalloc writes
-    /// no mappings on Windows, nor does Go. A warning is added then, unless Go's comments explain it.
+    /// Checks a dump without mappings, and returns what is missing. `None` if the stacks add up to the totals in the
+    /// header, so that the dump is complete: jemalloc writes no mappings on Windows, nor does Go. Then also adds a
+    /// warning, unless Go's comments explain why there are no mappings.
     fn problem_if_incomplete(&mut self) -> Option<String> {
         let agreement = match (self.section, &self.legacy) {
             (DumpSection::Legacy, Some(legacy)) => self

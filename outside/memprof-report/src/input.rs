@@ -29,8 +29,9 @@ pub fn parse_profile(input: &mut dyn BufRead, limits: &Limits, force: bool) -> R
     }
 }
 
-/// Like [`parse_profile`], for a file that may hold the dumps of several processes, one after the other. Returns at
-/// least one profile.
+/// Reads the heap profiles of a file in any known format, which may hold the dumps of several processes, one after the
+/// other. Returns at least one profile, with raw values. Fails if the format is unknown or malformed, a limit is
+/// exceeded, or the file is truncated and `force` is false.
 pub(crate) fn parse_profiles(
     input: &mut dyn BufRead,
     limits: &Limits,
@@ -52,7 +53,8 @@ pub(crate) fn parse_profiles(
     Ok(profiles)
 }
 
-/// Parses a compressed profile, within the limits for decompression. With `force`, reads what can be decompressed.
+/// Parses a gzip-compressed profile, within the limits for decompression. If the compressed data is truncated or
+/// damaged, fails or, with `force`, reads the part before the damage and adds a warning.
 fn parse_gzip(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<Vec<Profile>> {
     let compressed = Cell::new(0);
     let damage = Cell::new(None);
@@ -98,8 +100,8 @@ fn parse_gzip(input: &mut dyn BufRead, limits: &Limits, force: bool) -> Result<V
     }
 }
 
-/// Parses the input as text if it starts like a dump, else as pprof. `magic` are its first bytes, which `input` yields
-/// too. With `force`, reads what is there of a truncated profile.
+/// Parses uncompressed input: as a text dump if it starts like one, else as a pprof profile. `magic` are the first
+/// bytes, which `input` yields again. With `force`, reads the part that is there of a truncated profile.
 fn parse_plain(
     magic: &[u8],
     input: &mut LimitedReader<'_>,
@@ -123,9 +125,10 @@ fn parse_plain(
     }
 }
 
-/// Reads a `profile.proto`. Its fields have no order, so only decoding shows whether the input is one. Stops at the
-/// first impossible field, so that a large file of another kind is not read whole. With `force`, the whole fields of a
-/// truncated profile are read, and it gets a warning.
+/// Reads a profile in the format `profile.proto`. Its fields have no order, so only decoding shows whether the input
+/// has this format. Stops at the first impossible field, so that a large file of another kind is not read whole. A
+/// truncated profile is an error or, with `force`, is read up to its last complete field and gets a warning. `magic`
+/// are the first bytes, for the error.
 fn parse_pprof(
     magic: &[u8],
     input: &mut LimitedReader<'_>,
@@ -302,8 +305,8 @@ impl<R: Read> Read for DamagedGzipReader<'_, R> {
     }
 }
 
-/// Returns whether an error is that of [`BombGuard`]: unlike an error of the system of that kind, it has an inner
-/// error.
+/// Returns whether an error is that of [`BombGuard`]. An error of a system call may have the kind `QuotaExceeded` too,
+/// but has no inner error.
 fn is_bomb_error(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::QuotaExceeded && error.get_ref().is_some()
 }

@@ -54,8 +54,8 @@ const OBJECT_FILE: &str = "<object>";
 /// Most types in the note.
 const MAX_TYPES: usize = 5;
 
-/// Returns a note on Python's objects of up to 512 bytes: their share of the total, and those of the `MAX_TYPES` types
-/// with most. `None` if they hold nothing.
+/// Returns a note on Python's objects of up to 512 bytes, whose stacks end in a frame with the object's type: their
+/// share of the total, and the shares of the `MAX_TYPES` types with most. `None` if the objects have no value.
 fn small_objects_note(named: &SymbolizedProfile, sample_type: SampleType) -> Option<String> {
     let names = &named.names;
     let mut by_type = HashMap::<&str, i128>::new();
@@ -97,10 +97,10 @@ fn small_objects_note(named: &SymbolizedProfile, sample_type: SampleType) -> Opt
 
 /// Returns advice for an interpreted program.
 ///
-/// If the profile has the program's functions, it is a note on Python's small objects: their types, or that they may be
-/// missing. Else it is the share that ends in an interpreter, and a tool that shows the functions. For Java, that is
-/// the share of stacks without a named method. `None` if no file is a known interpreter, or the share is below
-/// `MIN_SHARE_PERCENT`.
+/// If the profile has the program's functions, the advice is a note on Python's small objects: their types, or that
+/// they may be missing. Otherwise it gives the share of the memory that ends in an interpreter, for Java the share of
+/// stacks without a named method, and a tool that shows the functions. `None` if no mapped file is a known interpreter,
+/// if the share is below `MIN_SHARE_PERCENT`, or if the small objects have no value.
 pub(crate) fn interpreter_advice(
     named: &SymbolizedProfile,
     sample_type: SampleType,
@@ -142,8 +142,8 @@ fn advice_text(share: f64, file: &str, advice: &str) -> String {
     format!("{share:.0} % ends in {file}: {advice}")
 }
 
-/// Returns the share of the stacks for whose frames `is_counted` is true, in percent of the total. A negative value
-/// counts as a positive one. `is_counted` gets the frames without the allocator's.
+/// Returns the share in the total, in percent, of the samples for whose frames `is_counted` is true. It gets the frames
+/// without the allocator's. A negative value counts as a positive one.
 fn share_percent(
     named: &SymbolizedProfile,
     sample_type: SampleType,

@@ -37,13 +37,13 @@ impl LabelId {
         }
     }
 
-    /// Number of the set in the dump.
+    /// Number of the set in the dump: the complement of the stored number.
     pub(crate) fn number(self) -> u32 {
         !self.0.get()
     }
 
-    /// Decodes the id in bits 1 to 32 of a pseudo frame, whose kind is in bits 40 to 63. `None` if `frame` is an
-    /// address or another pseudo frame.
+    /// Decodes the id in bits 1 to 32 of a pseudo frame, a number in a stack that stands for data. Its kind is in bits
+    /// 40 to 63. `None` if `frame` is an address or a pseudo frame of another kind.
     pub(crate) fn from_frame(frame: u64) -> Option<Self> {
         Self::from_number((frame >> 1) as u32).filter(|_| frame >> 40 == PSEUDO_FRAME_KIND)
     }
@@ -82,7 +82,7 @@ impl SetLabel {
         }
     }
 
-    /// Returns whether the label has that value, as reports show it, or as its number without the unit.
+    /// Returns whether the label's value is `value`: as reports show it, or as its number without the unit.
     fn has_value(&self, value: &str) -> bool {
         let number = self.number.as_ref();
         &*self.text == value || number.is_some_and(|(number, _)| number.to_string() == value)
@@ -98,12 +98,13 @@ pub(crate) struct Labels {
 }
 
 impl Labels {
-    /// Reads the keys of a line `# labels: KEY,…`.
+    /// Reads the value of the comment `labels`, `KEY,…`: the keys of the labels that were recorded, percent-encoded.
     pub(crate) fn read_keys(&mut self, text: &str) {
         self.keys = text.split(',').map(decode_printable).collect();
     }
 
-    /// Reads a line `ID KEY=VALUE …`; ignores words that are not labels, and a line without a valid id.
+    /// Reads the value of the comment `label`, `ID KEY=VALUE …`: the labels of a set, which are percent-encoded.
+    /// Ignores words that are no labels, and a value without a valid id.
     pub(crate) fn read_set(&mut self, text: &str) {
         let mut words = text.split(' ');
         let Some(id) = words
@@ -136,8 +137,8 @@ impl Labels {
         Some(id)
     }
 
-    /// Adds the keys and sets of another process's profile. Returns the new id of each of its sets by the old one,
-    /// without sets that have no label, or for which no id is left.
+    /// Adds the keys and sets of another process's profile. Returns the new ids of these sets by their old ids. A set
+    /// without labels, or for which no id is left, has none.
     pub(crate) fn merge(&mut self, other: Self) -> HashMap<LabelId, LabelId> {
         for key in other.keys {
             if !self.keys.contains(&key) {
@@ -165,7 +166,7 @@ impl Labels {
         }
     }
 
-    /// Returns the labels with that key in a set; none if the set is unknown.
+    /// Iterates over the labels of a set that have this key; none if the set is unknown.
     fn labels_with_key<'a, 'k>(
         &'a self,
         id: LabelId,
@@ -224,8 +225,8 @@ impl Labels {
         keys.map(|key| (key.as_str(), values(key))).collect()
     }
 
-    /// Fails if the profile has no label with that key. If memprof may have taken the profile (`is_dump`), the error
-    /// names the command that records labels.
+    /// Checks that the profile has labels with this key, and fails otherwise. If memprof may have taken the profile
+    /// (`is_dump`) and it has no labels at all, the error names the command that records them.
     pub(crate) fn require_key(&self, key: &str, is_dump: bool) -> Result<()> {
         if self.keys.iter().any(|known| known == key) {
             return Ok(());

@@ -14,7 +14,7 @@ use crate::limits::Limits;
 use crate::profile::{Profile, SampleType};
 use crate::unsample::unsample;
 
-/// Removes the samples without that label. Fails if the profile has no labels with that key.
+/// Removes the samples that do not have `label`, a key with a value. Fails if the profile has no labels with this key.
 pub(crate) fn filter_by_label(profile: &mut Profile, label: &Label) -> Result<()> {
     let labels = &profile.labels;
     labels.require_key(&label.key, profile.value_types.is_none())?;

@@ -111,7 +111,8 @@ impl ParseBudget {
         self.charge_all(item, 1, bytes_read)
     }
 
-    /// Counts `count` items as [`charge`](Self::charge) does.
+    /// Counts the memory of `count` items. Fails if the limit is exceeded, which is in proportion to the `bytes_read`
+    /// of the input so far.
     pub(crate) fn charge_all(
         &mut self,
         item: ProfileItem,
@@ -166,8 +167,9 @@ impl MemoryLeft {
     }
 }
 
-/// Makes room for `additional` more items of a table that may take a large part of the memory budget. `Vec` itself
-/// would double its capacity: up to twice the memory that was counted for the items.
+/// Reserves capacity for `additional` more items of a table that may take a large part of the memory budget: by an
+/// eighth at least, not for each item. `Vec` itself would double its capacity, to up to twice the memory that was
+/// counted for the items.
 pub(crate) fn reserve_in_steps<T>(table: &mut Vec<T>, additional: usize) {
     if table.capacity() - table.len() < additional {
         table.reserve_exact(additional.max(table.len() / 8));

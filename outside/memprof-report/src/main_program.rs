@@ -3,9 +3,9 @@
 use crate::profile::{Mapping, Profile};
 
 impl Profile {
-    /// Returns the first mapping of the main program's file: the file that the profile names; else the first one with
-    /// code that is no library by its name; else the first one with code; else the first one. `None` if no file is
-    /// mapped.
+    /// Returns the first mapping of the main program's file. This is the file that the profile names as its program;
+    /// else the first file with code that is no library by its name; else the first file with code; else the first
+    /// file. `None` if no file is mapped.
     pub fn main_file(&self) -> Option<&Mapping> {
         let files = || self.mappings.iter().filter(|mapping| mapping.is_file());
         let code = || files().filter(|mapping| mapping.executable);
@@ -17,8 +17,8 @@ impl Profile {
         files().find(|mapping| mapping.path == program.path)
     }
 
-    /// Returns a mapping of the program that the profile names: by path, by file name, or by the host's name. `None` if
-    /// it names no mapped file.
+    /// Returns a mapping of the program that the profile names: by the program's path, else by its file name, else by
+    /// the name of the host process. `None` if none of these is that of a mapped file.
     pub(crate) fn named_program(&self) -> Option<&Mapping> {
         let files = || self.mappings.iter().filter(|mapping| mapping.is_file());
         let by_path = |path: &str| files().find(|mapping| mapping.path == path);

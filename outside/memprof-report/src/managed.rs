@@ -72,7 +72,8 @@ pub(crate) struct Place {
 }
 
 impl ManagedNames {
-    /// Reads the text of a line `WORD LANGUAGE FUNCTION FILE LINE`; ignores a malformed one.
+    /// Reads the value of the comment `frame`, `WORD LANGUAGE FUNCTION FILE LINE`: the name of a managed word, which
+    /// stands for a function of an interpreted program in stacks. Ignores a malformed value.
     pub(crate) fn read_frame(&mut self, text: &str) {
         let mut words = text.split(' ');
         let mut next = || words.next();
@@ -95,7 +96,8 @@ impl ManagedNames {
         }
     }
 
-    /// Reads the text of a line `LANGUAGE VERSION PATH`, perhaps with ` off: REASON`; ignores a malformed one.
+    /// Reads the value of the comment `language`, `LANGUAGE VERSION PATH`: an interpreter in the process. It may end
+    /// with ` off: REASON`, which says why the program's functions are in no stack. Ignores a malformed value.
     pub(crate) fn read_language(&mut self, text: &str) {
         let (text, off) = match text.split_once(" off: ") {
             Some((text, reason)) => (text, Some(reason.to_owned())),
@@ -111,8 +113,8 @@ impl ManagedNames {
         }
     }
 
-    /// Reads the text of a line `LANGUAGE`, perhaps with ` off: REASON`. Such a line says that the profile has the
-    /// objects of an interpreter's own heap or, with `off`, why it lacks them.
+    /// Reads the value of the comment `objects`: `LANGUAGE` if the profile has the objects of the interpreter's own
+    /// heap, or `LANGUAGE off: REASON` if it lacks them.
     pub(crate) fn read_objects(&mut self, text: &str) {
         self.has_objects_line = true;
         self.objects_off_because = text

@@ -9,9 +9,10 @@ use crate::profile::Profile;
 use crate::stacks::AddressId;
 use crate::symbolized_profile::SymbolizedProfile;
 
-/// Puts managed words back into the stacks from which an export took them, given the text `PLACE:ID,… of STACK…`. PLACE
-/// is the number of addresses before the word, ID its number, and STACK the number of a stack, from 1. Ignores
-/// malformed parts. Returns the number of frames of the new stacks.
+/// Restores managed words, which stand for functions of an interpreted program, in stacks from which an export removed
+/// them. `comment` is `PLACE:ID,… of STACK…`: PLACE is the number of addresses before the word, ID is in the word, and
+/// STACK is the number of a stack, from 1. Ignores malformed parts. Returns the number of frames in all new stacks, to
+/// count their memory.
 pub(crate) fn restore_managed_words(comment: &str, profile: &mut Profile) -> usize {
     let Some((managed, stacks)) = comment.split_once(" of ") else {
         return 0;
@@ -47,8 +48,9 @@ pub(crate) fn restore_managed_words(comment: &str, profile: &mut Profile) -> usi
     frames
 }
 
-/// Names the managed words of a profile, and adds notes on its interpreters to its warnings. If only native code is
-/// `shown`, removes the managed words from the stacks.
+/// Names the managed words of a profile, which stand for functions of an interpreted program, by the dump's comments. A
+/// word without a comment gets a name that says so. Adds notes on the interpreters to the profile's warnings. If only
+/// native code is `shown`, removes the managed words from the stacks.
 pub(crate) fn name_managed_frames(profile: &mut Profile, names: &mut Names, shown: StackFrames) {
     let managed = std::mem::take(&mut profile.stacks.managed);
     let addresses = profile.stacks.addresses().iter().enumerate();
@@ -86,8 +88,9 @@ pub(crate) fn name_managed_frames(profile: &mut Profile, names: &mut Names, show
     }
 }
 
-/// Removes the native frames of stacks in which an interpreted program runs. Keeps those of the program's own
-/// libraries: named functions outside the directories of the language. Then counts the allocator's frames anew.
+/// Removes the native frames from stacks in which an interpreted program runs. Keeps native functions of the program's
+/// own libraries: those with a symbol, outside of the directories of the language. Then counts the allocator's frames
+/// at the leaf of each stack anew.
 pub(crate) fn select_program_frames(named: &mut SymbolizedProfile, origin_rules: &OriginRules) {
     let origins = CodeOrigins::new(named, origin_rules);
     let SymbolizedProfile {

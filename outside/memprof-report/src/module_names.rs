@@ -25,8 +25,8 @@ pub(crate) struct ModuleNames {
 }
 
 impl ModuleNames {
-    /// Finds the modules in which an address of these profiles has no function name, and the shortest unambiguous name
-    /// of each.
+    /// Finds the modules, mapped files and other named memory, in which an address of these profiles has no function
+    /// name, and the shortest unambiguous name of each.
     pub(crate) fn new<'a>(profiles: impl IntoIterator<Item = (&'a Profile, &'a Names)>) -> Self {
         let mut build_ids: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         let mut regions: BTreeSet<Address> = BTreeSet::new();
@@ -75,8 +75,8 @@ impl ModuleNames {
         }
     }
 
-    /// Replaces the name of the program's file by that of the `link` by which the program was started. Does nothing if
-    /// no place in that file lacks a symbol.
+    /// Replaces the name of the program's file by the name of the `link` by which the program was started. Does nothing
+    /// if the file is not among the modules: all its addresses have function names.
     pub(crate) fn rename_by_link(&mut self, link: &ProgramLink) {
         if let Some(name) = self.paths.get_mut(&link.path) {
             name.clone_from(&link.name);
@@ -158,7 +158,7 @@ impl Mapping {
     }
 }
 
-/// Returns the shortest name of each path: the fewest last components that no other path ends in.
+/// Returns the shortest name of each path, by path: as many of its last components as no other path ends in.
 fn shortest_names<'a>(paths: impl Iterator<Item = &'a str>) -> HashMap<String, String> {
     let file_of = |path: &'a str| last_components(path.trim_end_matches(" (deleted)"), 1);
     let mut by_file: HashMap<&str, Vec<&str>> = HashMap::new();

@@ -59,7 +59,7 @@ impl Strings {
         self.find(string).is_some() || self.find(&replace_unprintable(string)).is_some()
     }
 
-    /// Returns the string with that id. Panics if the id is from another table and not in this one.
+    /// Returns the string with this id. Panics if the id is not in this table.
     pub fn get(&self, id: StringId) -> &str {
         &self.list[id.0 as usize]
     }
@@ -149,7 +149,7 @@ impl Names {
         self.ranges[index] = (start, self.frames.len() as u32);
     }
 
-    /// Sets the frame of a managed word: a function of an interpreted program.
+    /// Sets the frame and the language of a managed word, which stands for a function of an interpreted program.
     pub(crate) fn set_managed(&mut self, word: AddressId, frame: Frame, language: StringId) {
         self.set_frames(word, &[frame]);
         self.managed.insert(word, language);
@@ -160,7 +160,7 @@ impl Names {
         self.managed.get(&address).copied()
     }
 
-    /// Returns whether an address is a managed word.
+    /// Returns whether an address is a managed word, which stands for a function of an interpreted program.
     pub(crate) fn is_managed(&self, address: AddressId) -> bool {
         self.managed.contains_key(&address)
     }
@@ -170,7 +170,7 @@ impl Names {
         !self.managed.is_empty()
     }
 
-    /// Returns which details any frame or address has.
+    /// Returns whether any frame has a symbol, a source file or a line, and whether any address has inlined functions.
     pub(crate) fn detail(&self) -> NameDetail {
         NameDetail {
             functions: self.frames.iter().any(|f| f.named),

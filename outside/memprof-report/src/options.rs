@@ -88,8 +88,8 @@ pub enum Format {
 }
 
 impl Options {
-    /// Frames of stacks that the report shows: native ones in jeprof's format, else those that the options select. With
-    /// `flat`, all frames are shown in place of the program's.
+    /// Frames of stacks that the report shows: native ones in jeprof's format, else those that `stack_frames` selects.
+    /// With `flat`, the report shows all frames if `stack_frames` is [`StackFrames::Program`].
     pub(crate) fn shown_frames(&self) -> StackFrames {
         match (self.format, self.stack_frames) {
             // jeprof looks addresses up in files.
@@ -107,8 +107,8 @@ impl Options {
 }
 
 impl Format {
-    /// Returns whether other tools read the format: it has every stack as sampled, neither folded nor filtered by
-    /// origin.
+    /// Returns whether the format is for other tools: it then has every stack as it was sampled, not filtered by code
+    /// origin, and with memprof's own stacks.
     pub(crate) fn is_for_tools(self) -> bool {
         matches!(self, Self::Collapsed | Self::Pprof | Self::Jeprof)
     }

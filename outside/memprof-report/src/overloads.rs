@@ -71,8 +71,8 @@ impl<'p> FunctionNames<'p> {
         }
     }
 
-    /// Returns the name of a frame's function for reports. An overload's name has its parameters. If `is_flat` is set,
-    /// the name of any function with a symbol has them, and its clone suffix.
+    /// Returns the name of a frame's function for reports. The name of an overload has its parameters. If `is_flat` is
+    /// set, the names of all functions with a symbol have parameters and clone suffixes.
     pub(crate) fn name(&mut self, frame: &Frame) -> Cow<'_, str> {
         let function = self.names.strings.get(frame.function);
         let linkage = frame.linkage.filter(|linkage| match self.is_flat {

@@ -192,7 +192,8 @@ impl<'a> Reader<'a> {
         self.charge_memory(ProfileItem::Entry)
     }
 
-    /// Returns the string with that index, as [`to_utf8_text`] does. Fails if there is none.
+    /// Returns the string at `index` of the string table, in which bytes that are not UTF-8 become `\xNN`. Fails if the
+    /// table has no such string.
     fn string_at(&self, index: i64) -> Result<Cow<'a, str>> {
         let string = usize::try_from(index)
             .ok()
@@ -216,8 +217,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Returns the sample interval in bytes. `None` if the profile has none, or its period counts another quantity.
-    /// Fails if the unit's string is missing.
+    /// Returns the mean number of bytes between samples. `None` if the profile has no period, or one that is no
+    /// positive number of bytes. Fails if the string of the period's unit is missing.
     fn sample_interval(
         &self,
         period: u64,
@@ -359,8 +360,8 @@ impl<'a> Reader<'a> {
         }))
     }
 
-    /// Returns the id of `text`, the displayed form of the string with that index. `known` caches the ids by index.
-    /// Fails if the memory budget is exceeded.
+    /// Returns the id of `text`, the displayed form of the string at `index` of the string table. Enters a new text
+    /// into `names`. `known` caches the ids by index. Fails if the memory budget is exceeded.
     fn intern_cached(
         &mut self,
         known: &mut [Option<StringId>],

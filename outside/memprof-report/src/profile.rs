@@ -134,8 +134,8 @@ impl Mapping {
         )
     }
 
-    /// Returns whether an address lies in this mapping; always true for one of linked addresses, which spans all. A
-    /// pprof location may name a mapping in which it does not lie.
+    /// Returns whether an address lies in this mapping. Always true for a mapping of linked addresses, which spans the
+    /// whole address space. A pprof location may name a mapping in which it does not lie.
     pub(crate) fn contains(&self, address: Address) -> bool {
         self.is_of_linked_addresses() || (self.start..self.end).contains(&address)
     }
@@ -290,8 +290,8 @@ impl Default for Profile {
 }
 
 impl Profile {
-    /// Returns the sum over all samples. `None` if it, or the sum over some of them, may overflow: in a difference, some
-    /// values are negative.
+    /// Returns the sum over all samples. `None` if it, or the sum over some of them, may overflow: in a difference,
+    /// some values are negative.
     pub fn totals(&self) -> Option<SampleValues> {
         self.absolute_totals()?;
         let mut totals = SampleValues::default();
@@ -311,7 +311,7 @@ impl Profile {
             })
     }
 
-    /// Gives the samples without a stack the frame [`NO_STACK`], so that all formats show them.
+    /// Gives the samples with an empty stack a stack with the pseudo frame [`NO_STACK`], so that all formats show them.
     pub(crate) fn mark_missing_stacks(&mut self) {
         let Self {
             samples, stacks, ..
@@ -329,8 +329,8 @@ impl Profile {
         }
     }
 
-    /// Returns the mapping of a frame, as an index into `mappings`. If the file assigns mappings to its addresses, only that
-    /// assignment counts; otherwise it is the mapping that contains the call. `None` if there is none.
+    /// Returns the mapping of a frame, as an index into `mappings`. If the file assigns mappings to its addresses, only
+    /// that assignment counts; otherwise it is the mapping that contains the call. `None` if there is none.
     pub fn mapping_of_frame(&self, frame: AddressId) -> Option<usize> {
         match &self.address_mappings {
             Some(named) => named.get(frame.0 as usize)?.map(|index| index as usize),

@@ -18,8 +18,8 @@ pub struct ProgramLink {
     pub name: String,
 }
 
-/// Finds the name by which a running program was started. `None` if it is that of its file, if its first argument is no
-/// link to the file, or if the process cannot be read.
+/// Finds the name by which a running program was started, from its first argument in /proc. `None` if this is also the
+/// name of the program's file, if the argument is no link to the file, or if the process cannot be read.
 pub fn program_link(pid: u32) -> Option<ProgramLink> {
     let proc_dir = PathBuf::from(format!("/proc/{pid}"));
     let path = fs::read_link(proc_dir.join("exe")).ok()?;
@@ -47,8 +47,9 @@ pub fn program_link(pid: u32) -> Option<ProgramLink> {
     })
 }
 
-/// Finds the name by which the program of a dump was started: the name of the host, if it is a link beside the program's
-/// file to that file. `None` unless the dump is of this `machine`, or if the file is gone.
+/// Finds the name by which the program of a dump was started: the name of the host process, if the directory of the
+/// program's file has a link to the file under this name. `None` if not, if the file has this name itself, or if the
+/// dump is not of this `machine`, whose files are searched.
 pub(crate) fn program_link_of_dump(
     profile: &Profile,
     machine: Option<&String>,

@@ -19,7 +19,8 @@ pub(crate) enum PseudoFrame {
 const CODE_GENERATION: u64 = 0x4d_5003;
 
 impl PseudoFrame {
-    /// Decodes a pseudo frame: bits 40 to 63 are its kind, bits 1 to 32 its number. `None` if it is an address.
+    /// Decodes a pseudo frame, a number in a stack that stands for data: bits 40 to 63 are its kind, bits 1 to 32 its
+    /// value. `None` if `frame` has no known kind, as an address of code.
     pub(crate) fn from_frame(frame: u64) -> Option<Self> {
         let alloc_time = AllocTime::from_frame(frame).map(Self::AllocTime);
         alloc_time

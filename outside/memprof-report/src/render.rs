@@ -51,7 +51,8 @@ pub struct RenderInput<'a> {
 }
 
 impl RenderInput<'_> {
-    /// Fails if a sum over some samples of the profile, less that of the base, may overflow.
+    /// Checks that no sum over samples of the profile and its base can overflow, and fails otherwise: the sum of all
+    /// absolute values must fit in 64 bits.
     fn check_sums(&self) -> Result<()> {
         let mut named = [Some(self.profile), self.base].into_iter().flatten();
         let sum = named.try_fold(SampleValues::default(), |sum, named| {
@@ -93,7 +94,8 @@ impl RenderInput<'_> {
             if samples.iter().all(|sample| value(sample) >= 0) {
                 return sizes.fold(0, u64::saturating_add);
             }
-            // Differences have both values of a stack, apart by a label: `pprof::base` of `go tool pprof -diff_base`.
+            // A file of `go tool pprof -diff_base` has two samples for a stack: its value and, with the label
+            // `pprof::base`, the negated value of the base.
             let mut stacks: HashMap<StackId, i64> = HashMap::new();
             for sample in samples {
                 let sum = stacks.entry(sample.stack).or_default();
@@ -128,7 +130,8 @@ impl RenderInput<'_> {
         )
     }
 
-    /// Folds stacks for a table of the program's own functions, or of all with `flat`.
+    /// Folds stacks for a table: of the functions with the highest code origin in each stack, usually the program's
+    /// own, or with `flat` of all functions. Keeps the stacks whole, so that the table can count callees.
     fn fold_for_table(&self, options: &Options) -> Folded<'_> {
         let folded = self.fold_stacks(options);
         match options.origin_rules.flat {
@@ -163,6 +166,7 @@ impl RenderInput<'_> {
     /// Formats the numbers of samples and stacks with a value as `71 samples in 1 stack`; only the stacks if the
     /// profile has no sample counts.
     fn sample_count_text(&self, sample_type: SampleType) -> String {
+        // The counts of a sample are of allocated objects, then of those in use.
         let index = usize::from(!sample_type.is_alloc());
         let is_held = |sample: &&Sample| sample.values[sample_type] != 0;
         // A text dump has a line for each object size of a stack, and lines of stacks without live objects.
@@ -178,8 +182,9 @@ impl RenderInput<'_> {
         }
     }
 
-    /// Heading of every view: the amount, the sample type, how it was estimated, and the numbers of samples and
-    /// processes. If known, also the time from which on memory was sampled.
+    /// Returns the heading that every format for people begins with: the sample type, the amount or change, the number
+    /// of processes, how the amount was estimated, and the numbers of samples and stacks. If known, also the time since
+    /// which memory was sampled.
     fn heading(&self, options: &Options) -> String {
         let sample_type = options.sample_type;
         let total = self.totals()[sample_type];

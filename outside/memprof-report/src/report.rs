@@ -46,8 +46,9 @@ impl std::fmt::Debug for Input<'_> {
     }
 }
 
-/// Reads a profile, and its base for a comparison, and writes the report. `sources` are those of each dump in an input;
-/// the last ones serve all further dumps. Without `sources`, functions are shown as offsets.
+/// Reads a profile, and its base for a comparison, and writes the report. `sources` say, for each dump in an input,
+/// where its binaries are found; the last ones serve all further dumps. Without `sources`, functions are shown as
+/// offsets. `progress` is called with the numbers of symbolized files and of all files.
 ///
 /// Returns warnings and notes for the reader of the report, one line each.
 ///

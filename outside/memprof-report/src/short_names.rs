@@ -8,9 +8,9 @@ const MAX_CHARS: usize = 60;
 /// Most characters of a name in a table: names that no demangler reads have up to thousands.
 const MAX_TABLE_CHARS: usize = 160;
 
-/// Shortens a function's name for a table: replaces the generic arguments of a long one by `…`, as in `Vec<…>::push`.
-/// The type and the trait of `<T as Trait>::f` stay, without their arguments. If that does not suffice, or the brackets
-/// do not match, [`cut_name`] cuts the middle out.
+/// Shortens a function's name of more than `MAX_CHARS` characters for a table: replaces its generic arguments by `…`,
+/// as in `Vec<…>::push`. The type and the trait of `<T as Trait>::f` stay, without their arguments. If that does not
+/// suffice, or the brackets do not match, [`cut_name`] cuts the middle out.
 pub(crate) fn short_name(name: &str) -> Cow<'_, str> {
     if name.len() <= MAX_CHARS || name.chars().count() <= MAX_CHARS {
         return Cow::Borrowed(name);
@@ -71,8 +71,8 @@ fn without_generic_arguments(name: &str) -> Option<String> {
     (removed == 0 && kept == 0).then_some(short)
 }
 
-/// Length in bytes of the `->` at the start of `rest` or, if `before` ends with the word `operator`, of a C++ operator
-/// that looks like brackets. `None` if `rest` starts with neither.
+/// Length in bytes of the text at the start of `rest` that looks like brackets but is none: `->` or, if `before` ends
+/// with the word `operator`, a C++ operator such as `<<`. `None` if `rest` starts with neither.
 fn operator_len(before: &str, rest: &str) -> Option<usize> {
     if !rest.starts_with(['<', '>', '-']) {
         return None;
@@ -87,8 +87,8 @@ fn operator_len(before: &str, rest: &str) -> Option<usize> {
     found.map(|mark| mark.len())
 }
 
-/// Returns whether the bracket between `before` and `after` opens the type of `<T as Trait>::f` or an
-/// `<impl Trait for T>`.
+/// Returns whether the bracket `<` between `before` and `after` opens a type, as in `<T as Trait>::f` or
+/// `shop::<impl Trait for T>::f`, not generic arguments.
 fn opens_type(before: &str, after: &str) -> bool {
     let begins = before.is_empty() || before.ends_with(['<', '(', '&', ' ', '[', ',']);
     begins || (before.ends_with("::") && after.starts_with("impl "))

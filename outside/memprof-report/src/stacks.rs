@@ -80,8 +80,8 @@ impl Stacks {
     }
 
     /// Completes the pending stack. Returns its id, adding the stack if it is new. As long as the stacks come in the
-    /// order of jemalloc's dumps, the last one is the only one to compare with; from the first other one on, an index
-    /// finds them.
+    /// order of jemalloc's dumps, only the last one can be equal, so no index is needed. From the first stack that is
+    /// out of order on, an index finds equal ones.
     pub fn finish_stack(&mut self) -> StackId {
         if self.known.is_empty() {
             match self.compare_with_last() {
@@ -163,7 +163,7 @@ impl Stacks {
         self.known.clear();
     }
 
-    /// Releases the memory of the index of stacks; it is built again if it is needed.
+    /// Releases the memory of the index of stacks. It is built again when a stack is added out of order.
     pub(crate) fn drop_index(&mut self) {
         self.known = HashTable::new();
     }
@@ -178,7 +178,7 @@ impl Stacks {
         &self.frames[start..self.ends[index]]
     }
 
-    /// Returns the address with that id.
+    /// Returns the address with this id. Panics if there is none.
     pub fn address(&self, id: AddressId) -> Address {
         self.addresses[id.0 as usize]
     }
@@ -228,7 +228,8 @@ impl Default for StackHasher {
 }
 
 impl StackHasher {
-    /// Returns the hash with two more words: wyhash's step, one multiplication, with an odd constant without a pattern.
+    /// Returns the hash with two more words added, by one multiplication as in wyhash. The constant is odd and its bits
+    /// have no pattern.
     pub(crate) fn add_words(self, first: u64, second: u64) -> Self {
         let product = u128::from(self.0 ^ first)
             * u128::from(second ^ self.0.rotate_left(32) ^ 0xd6e8_feb8_6659_fd93);

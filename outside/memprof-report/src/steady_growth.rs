@@ -33,8 +33,8 @@ pub struct SteadyStack {
 }
 
 /// Finds the stacks in `folded` that hold memory of every age: the time without the youngest and the oldest age bucket
-/// is divided into `SPAN_COUNT` spans, and the stack holds bytes from each of them. Its result is the smallest span's
-/// bytes, projected to the whole time.
+/// is divided into `SPAN_COUNT` spans, and the stack holds bytes from each of them. The result for a stack is the bytes
+/// of the span with least, projected to the whole time.
 ///
 /// # Errors
 /// The samples of the profile have no ages, or too few different ones.

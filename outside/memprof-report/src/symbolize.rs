@@ -79,7 +79,8 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Sources for a running process or, without `pid`, for one that ran on this machine.
+    /// Creates the sources for a running process or, without `pid`, for one that ran on this machine. Reads the name of
+    /// this machine and, in /proc, whether the program's file was deleted and by which name it was started.
     pub fn for_process(pid: Option<u32>) -> Self {
         let root = pid.map(|pid| PathBuf::from(format!("/proc/{pid}/root")));
         let machine = rustix::system::uname();
@@ -96,7 +97,7 @@ impl Sources {
 }
 
 /// Returns `/proc/PID/exe`, at which the kernel still has the main program of a process, if the program's file was
-/// deleted or replaced. `None` if it was not, or /proc does not show the process.
+/// deleted or replaced. `None` if the file is still there, or /proc does not show the process.
 fn deleted_binary(pid: u32) -> Option<PathBuf> {
     let exe = PathBuf::from(format!("/proc/{pid}/exe"));
     let target = std::fs::read_link(&exe).ok()?;
@@ -171,10 +172,15 @@ pub fn symbolize(
     Ok(names)
 }
 
-/// Like [`symbolize`], but an address without a symbol gets no frames. Also completes the profile: sets its program if
-/// it names none, and restores mappings of code over which other memory was mapped. Stops when the process's share of
-/// the `budget` is spent; warnings say what has no names because of it. Frames of files that other processes of the
-/// report have mapped too are taken from `known`, and added to it.
+/// Finds the symbols of a profile's addresses; an address without a symbol gets no frames. Also completes the profile:
+/// sets its program if it names none, and restores mappings of code over which other memory was mapped. Stops when the
+/// process's share of the `budget` is spent; warnings say what has no names because of it. Frames of files that other
+/// processes of the report have mapped too are copied from `known`, and added to it. `progress` is called with the
+/// numbers of files done and of all files.
+///
+/// # Errors
+/// Only binaries with another build id exist for the main program, or for the file that `sources.binary` replaces, and
+/// `sources` does not force their use.
 pub(crate) fn find_symbols(
     profile: &mut Profile,
     sources: &Sources,
@@ -220,8 +226,9 @@ pub(crate) fn find_symbols(
     Ok(names)
 }
 
-/// Name of a pseudo frame. `None` for an address of code: also for `UNATTRIBUTED` and `EVICTED_STACKS` in profiles that
-/// cannot have these pseudo frames.
+/// Returns the name that reports show for an address that stands for no code, such as `[no stack]`. `None` for an
+/// address of code; in profiles that cannot have the pseudo frames `UNATTRIBUTED` and `EVICTED_STACKS`, these are such
+/// addresses, too.
 fn pseudo_frame_name(profile: &Profile, address: Address) -> Option<&'static str> {
     match address {
         UNATTRIBUTED if profile.is_pinned => Some("[not attributable]"),
@@ -267,8 +274,9 @@ pub(crate) fn name_by_offset(profile: &mut Profile, names: &mut Names, modules: 
     }
 }
 
-/// Symbolizes the files on all cores. Returns the results in the order of the files. `progress` is called with the
-/// numbers of files done and of all files.
+/// Symbolizes the files on all cores, each until the deadline that the `budget` gives it. Blocks until all are done.
+/// Returns the results in the order of the files. `progress` is called with the numbers of files done and of all files.
+/// Fails with the error of the first file in this order that has one.
 fn symbolize_files(
     files: &[ObjectFile<'_>],
     origin: &ProfileOrigin,
@@ -320,7 +328,8 @@ fn late_note(parts: &str, count: usize) -> String {
 }
 
 /// Symbolizes those addresses of one file that are not `known`, until the deadline; notes say what could not be read.
-/// Waits for one of the `permits` to read the file. Fails as [`find_binary`](search::find_binary) does.
+/// Waits until the `permits` allow to hold the file in memory. Fails if only binaries with another build id exist for
+/// the main program, or for the file that `sources.binary` replaces, and `sources` does not force their use.
 fn symbolize_file(
     file: &ObjectFile<'_>,
     origin: &ProfileOrigin,

@@ -74,8 +74,9 @@ pub fn symbolize_stacks(
     Ok(named.collect())
 }
 
-/// Converts frames, leaf first and each with its code origin, to their names and the function of their row. Allocator
-/// functions that were inlined at the leaf are left out; the outermost frame always stays.
+/// Converts frames, leaf first and each with its code origin, to the names of their functions, and selects the function
+/// to which a table attributes the stack: the leaf-most one of the highest origin. Leaves out allocator functions that
+/// were inlined at the leaf, but never the outermost frame.
 fn to_named_stack<'a>(
     frames: impl Iterator<Item = (&'a Frame, CodeOrigin)>,
     names: &Names,

@@ -18,8 +18,8 @@ pub struct Row {
     distance: u128,
 }
 
-/// Returns one row per function, the largest first: by flat value, or by cumulative value with `by_cum`. A function
-/// whose values are 0, also in the base, has no row.
+/// Returns one row per visible function, the largest first: by the value of its own allocations or, with `by_cum`, by
+/// the value with its callees. A function whose values are 0, also in the base, has no row.
 pub fn function_rows(folded: &Folded<'_>, by_cum: bool) -> Vec<Row> {
     let mut rows: Vec<Row> = (0..folded.functions.len() as u32)
         .map(|id| Row {
@@ -57,6 +57,7 @@ pub fn function_rows(folded: &Folded<'_>, by_cum: bool) -> Vec<Row> {
     // In a difference, a function's own value and those of its callees may cancel out.
     rows.retain(|row| !row.cum.is_zero() || !row.flat.is_zero());
     let magnitude = |pair: Comparison| std::cmp::Reverse(pair.value().unsigned_abs());
+    // Of functions with equal values, those nearer to the leaf come first.
     let tie_break = |row: &Row| (row.distance, folded.functions.get(row.function));
     match by_cum {
         true => rows.sort_by(|a, b| {

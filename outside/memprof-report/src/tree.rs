@@ -59,7 +59,8 @@ pub(crate) fn preorder_nodes<'f>(folded: &'f Folded<'_>) -> Preorder<'f> {
 }
 
 impl Preorder<'_> {
-    /// Moves on to the next stack; returns false after the last one.
+    /// Reads the next stack, and skips the functions at its root that are nodes of the stack before, too. Returns false
+    /// after the last stack.
     fn enter_next_stack(&mut self) -> bool {
         let Some(stack) = self.stacks.next_stack() else {
             return false;
@@ -110,7 +111,7 @@ impl Iterator for Preorder<'_> {
     }
 }
 
-/// Fails if the nodes of the call tree, each with that number of bytes, would exceed the memory budget.
+/// Fails if the nodes of the call tree without the root, of `bytes_per_node` each, would exceed the memory budget.
 pub(crate) fn require_memory(
     folded: &Folded<'_>,
     bytes_per_node: u64,
@@ -121,8 +122,8 @@ pub(crate) fn require_memory(
         .try_for_each(|_| memory_left.charge(bytes_per_node))
 }
 
-/// Returns the nodes in [`preorder_nodes`], with their values with callees. Fails if the nodes exceed the memory
-/// budget.
+/// Returns the nodes of the call tree in preorder, each with its own value and the value with its callees. Fails if the
+/// nodes exceed the memory budget.
 pub(crate) fn call_tree(folded: &Folded<'_>, memory_left: MemoryLeft) -> Result<Vec<Node>> {
     require_memory(folded, BYTES_PER_NODE, memory_left)?;
     let mut nodes: Vec<Node> = Vec::new();
@@ -156,7 +157,7 @@ pub(crate) fn call_tree(folded: &Folded<'_>, memory_left: MemoryLeft) -> Result<
     Ok(nodes)
 }
 
-/// Returns the callees of each node as indices of nodes, the largest first.
+/// Returns, by node index, the indices of the node's callees, those with the largest values first.
 pub(crate) fn children_by_node(nodes: &[Node]) -> Vec<Vec<u32>> {
     let mut children = vec![Vec::new(); nodes.len()];
     for (index, node) in nodes.iter().enumerate().skip(1) {

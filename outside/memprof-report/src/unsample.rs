@@ -3,7 +3,8 @@
 use crate::error::{Error, Result};
 use crate::profile::{DeclaredContents, Profile, SampleType, SampleValues, Sampling};
 
-/// Converts raw values to estimates, in place. If they contradict the header or the dump's declaration, adds a warning.
+/// Converts raw values to estimates, in place, and stores the numbers of sampled objects as the samples' counts. If the
+/// values contradict the header or the dump's declaration, adds a warning.
 ///
 /// For a Poisson process with mean P bytes and a stack with n objects of s bytes on average, the scale is 1/(1 −
 /// exp(−s/P)): the formula of jeprof's `AdjustSamples`. Values are rounded to whole numbers, so that all views of a
@@ -41,8 +42,8 @@ pub fn unsample(profile: &mut Profile) -> Result<()> {
     Ok(())
 }
 
-/// Describes how the raw stacks agree with the totals in the header. `None` if they differ by more than rounding, or
-/// there is no header.
+/// Describes how the raw stacks agree with the totals in the header. `None` if they differ by more than rounding, if a
+/// sum overflows, or if there is no header.
 pub(crate) fn describe_header_agreement(profile: &Profile) -> Option<String> {
     let (header, raw) = (profile.header?, profile.totals()?);
     if raw == header {
@@ -94,6 +95,7 @@ fn unsample_values(
         (SampleType::AllocObjects, SampleType::AllocSpace),
     ] {
         let scale = sample_weight(values[objects], values[space], sampling);
+        // Sample types come in pairs of objects and bytes: allocated ones, then those in use.
         let carried = &mut carry[objects as usize / 2];
         scaled[objects] = round_with_carry(values[objects], scale, carried)?;
         scaled[space] = round_with_carry(values[space], scale, &mut 0.0)?;
@@ -171,11 +173,12 @@ const MAX_DEVIATIONS: f64 = 6.0;
 const MIN_TOLERANCE: f64 = 0.002;
 
 impl TotalsTolerance {
-    /// Adds the rounding error of one stack, of which `values` are sampled at `interval` bytes.
+    /// Adds the rounding error of one stack. `values` are its raw values, sampled at a mean interval of `interval`
+    /// bytes.
     fn add_stack(&mut self, values: SampleValues, interval: u64) {
         let difference = Self::line_rounding(values, interval);
         self.max += difference;
-        // Uniform distribution over an interval of twice that width.
+        // The error is distributed uniformly between -difference and +difference.
         self.variance += difference * difference / 3.0;
     }
 
@@ -201,8 +204,9 @@ impl TotalsTolerance {
     }
 }
 
-/// Returns a warning if the sum over the stacks differs from the header by more than the tolerance and the header's own
-/// rounding. `None` if it does not, or if the `raw` values add up to the header.
+/// Returns a warning if the estimated bytes of all stacks (`totals`) differ from those of the `header` by more than the
+/// `tolerance` and the header's own rounding. `None` if they do not, or if the `raw` values add up to the header
+/// exactly. `interval` is the mean number of bytes between samples.
 fn header_mismatch_warning(
     header: SampleValues,
     raw: SampleValues,

@@ -70,8 +70,8 @@ impl Holders {
     }
 }
 
-/// Bit of a general register in [`Holders::registers`]; a part, such as eax, has that of the whole. `None` for other
-/// registers.
+/// Bit of a general register in [`Holders::registers`]. A part of a register, such as eax, has the bit of the whole
+/// register, rax. `None` for other registers.
 fn register_bit(register: Register) -> Option<u16> {
     let full = register.full_register();
     (full.is_gpr64()).then(|| 1 << full.number())
@@ -85,7 +85,8 @@ pub(super) struct ResultFlow<'c> {
 }
 
 impl<'c> ResultFlow<'c> {
-    /// Prepares to follow one call's result in the `code` of a function, which starts at the address `start`.
+    /// Prepares to follow the result of one call through `code`, the machine code of a function that starts at the
+    /// address `start`.
     pub(super) fn new(code: &'c [u8], start: u64) -> Self {
         Self {
             code,
@@ -115,12 +116,13 @@ impl<'c> ResultFlow<'c> {
         false
     }
 
-    /// Follows the code at `address` to the next branch or return. Returns the branches, or the reason why the path
-    /// ends. `holders` are the places of the result at the path's start.
+    /// Follows the code at `address` to the next branch or return. `holders` are the places of the result at `address`.
+    /// Returns the branches, or whether the function returns the result. The path is lost if no place holds the result
+    /// any more, the code cannot be followed, or [`MAX_STEPS`] instructions were followed.
     ///
     /// A called function is assumed to return its first argument, as memset does. So a jump out of the function, with
     /// the result as the first argument, counts as a return of the result. A branch that is taken only if the result is
-    /// null is not followed.
+    /// null is not followed: on that path there is no block to return.
     fn follow_to_branch(
         &mut self,
         address: u64,
@@ -223,9 +225,9 @@ fn is_null_test(instruction: &Instruction, holders: &Holders) -> bool {
     }
 }
 
-/// Updates `holders`, the places of the result, for an instruction without a branch. If the result is stored outside of
-/// the stack, all places are forgotten: functions that keep the block may leave it in rax, too. At most [`MAX_SLOTS`]
-/// stack slots are tracked.
+/// Updates `holders`, the places of the result, for an instruction without a branch. At most [`MAX_SLOTS`] stack slots
+/// are tracked. If the result is stored outside of the stack, all places are forgotten: the function keeps the block,
+/// even if the block's address is still in rax at the return.
 fn update_holders(
     instruction: &Instruction,
     holders: &mut Holders,
@@ -252,7 +254,7 @@ fn update_holders(
             let is_result = instruction.op1_kind() == OpKind::Register
                 && holders.has_register(instruction.op1_register());
             let Some(slot) = holders.stack_slot(instruction) else {
-                // Functions without a result leave the block in rax too, after they stored it.
+                // A function that returns nothing may still have the address in rax after it stored the block.
                 if is_result {
                     *holders = Holders::default();
                 }

@@ -16,8 +16,8 @@ pub(super) fn may_write_argument(instruction: &Instruction) -> bool {
         })
 }
 
-/// Registers that an instruction writes, also those that it writes only under a condition. Of a part, such as eax, the
-/// whole register is returned.
+/// Registers that an instruction writes, also those that it writes only under a condition. For a part of a register,
+/// such as eax, yields the whole register, rax. `info` is scratch memory.
 pub(super) fn written_registers<'i>(
     info: &'i mut InstructionInfoFactory,
     instruction: &Instruction,

@@ -14,9 +14,9 @@ pub(super) struct AllocatingName {
 }
 
 impl AllocatingName {
-    /// Reads the hints in the last component of a function's path. Its end decides whether it allocates or grows;
-    /// digits there, and a last word of one letter, are ignored, because they mark a variant. A name that allocates, or
-    /// has a word for memory in it, mentions memory.
+    /// Reads the hints in the last component of a function's path. The component's end decides whether the function
+    /// allocates or grows something; digits at the end, and a last word of one letter, are ignored, because they mark a
+    /// variant. A name mentions memory if it ends like an allocating name, or contains a word for memory.
     pub(super) fn parse(name: &str) -> Self {
         let plain = name.split('(').next().unwrap_or(name);
         let plain = plain.trim_end_matches('>');

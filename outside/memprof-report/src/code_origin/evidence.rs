@@ -36,8 +36,8 @@ pub(super) struct ProfileEvidence {
 }
 
 impl ProfileEvidence {
-    /// Collects the evidence from all names of a profile: the crates and packages that have a function `main`, the
-    /// language's runtime, and whether it has Rust code.
+    /// Collects the evidence from all function names of a profile: the crates and packages that have a function `main`,
+    /// the linked runtime of OCaml or Nim, and whether the profile has Rust code.
     pub(super) fn new(named: &SymbolizedProfile) -> Self {
         let SymbolizedProfile { profile, names, .. } = named;
         let addresses = 0..profile.stacks.addresses().len() as u32;
@@ -70,9 +70,9 @@ impl ProfileEvidence {
     }
 
     /// Determines the code origin of a function: by the user's patterns, else by a rule for its name, else by its
-    /// source file, else by its mapped file. Rules for names do not hold in a Rust crate with `main`. The program's
-    /// sources decide only outside of files that a rule names and of system directories. Wrappers of malloc are found
-    /// later, by their calls.
+    /// source file, else by its mapped file. Rules for names do not hold in a Rust crate with `main`. A source file
+    /// outside of library directories makes the function the program's own, but not if the mapped file is known and is
+    /// named by a rule or lies in a system directory. Wrappers of malloc are found later, by their calls.
     pub(super) fn verdict(
         &self,
         function: &FunctionEvidence<'_>,
@@ -107,9 +107,9 @@ impl ProfileEvidence {
         by_name.unwrap_or_else(|| verdict_by_mapped_file(&function))
     }
 
-    /// Completes the evidence on a function by that of the profile: adds the program's runtime. Sources in the package
-    /// of `main` become the program's own. In a profile with Rust code, a function of unknown language whose name is a
-    /// path is Rust's.
+    /// Adds the evidence of the whole profile to the evidence on one function. Sets the program's runtime. A source
+    /// file in the package of `main` becomes the program's own. In a profile with Rust code, a function of unknown
+    /// language whose name is a path is taken for Rust.
     fn with_profile_evidence<'p>(&self, function: &FunctionEvidence<'p>) -> FunctionEvidence<'p> {
         let source = match function.source {
             SourceEvidence::Library { path, package, .. }

@@ -85,7 +85,7 @@ fn or_unknown(text: &str) -> &str {
     }
 }
 
-/// Meaning of an origin for the rows of a table.
+/// Text for the user: the kind of code that an origin stands for, and when its functions are rows of a table.
 fn origin_meaning(origin: CodeOrigin) -> &'static str {
     match origin {
         CodeOrigin::Program => "the program's own, a row",

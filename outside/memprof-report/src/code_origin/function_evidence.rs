@@ -35,7 +35,7 @@ pub(super) struct FunctionEvidence<'p> {
 }
 
 impl<'p> SourceEvidence<'p> {
-    /// Classifies a source file by its path, which is empty if the file is unknown.
+    /// Classifies a source file: in a directory of libraries or not. `path` is empty if the file is unknown.
     pub(super) fn new(path: &'p str) -> Self {
         match library_directory(path) {
             _ if path.is_empty() => Self::Unknown,
@@ -58,8 +58,8 @@ impl<'p> SourceEvidence<'p> {
 }
 
 impl<'p> FunctionEvidence<'p> {
-    /// Collects the evidence on a frame's function. `ProfileEvidence::verdict` adds that of the whole profile, such as
-    /// the runtime.
+    /// Collects the evidence that a frame gives on its function. The language is that of the symbol, else Rust if the
+    /// source file ends in `.rs`. `ProfileEvidence::verdict` adds the evidence of the whole profile, e.g. the runtime.
     pub(super) fn new(
         frame: &Frame,
         names: &'p Names,

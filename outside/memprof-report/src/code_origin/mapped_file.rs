@@ -32,7 +32,8 @@ pub(super) struct MappedFile<'p> {
 }
 
 impl<'p> MappedFile<'p> {
-    /// Returns the files of the profile's mappings, in their order.
+    /// Classifies the file of each mapping by its name and path: program, system library, file that a rule names,
+    /// unloaded code or JIT code. The result has the order of the profile's mappings.
     pub(super) fn for_mappings(profile: &'p Profile) -> Vec<Self> {
         let main = profile.main_file().map(|mapping| mapping.path.as_str());
         let mappings = profile.mappings.iter();
@@ -91,7 +92,8 @@ fn is_system_library(path: &str) -> bool {
     is_directory && name.starts_with("lib") && name.contains(".so")
 }
 
-/// Returns the origin that a file's name determines. `None` if no pattern matches.
+/// Returns the origin that the table [`FILES`] gives for a mapping's file name, without version. `None` if no pattern
+/// of the table matches.
 fn origin_by_file_name(mapping: &Mapping) -> Option<CodeOrigin> {
     let name = library_stem(mapping.file_name());
     FILES
@@ -100,7 +102,7 @@ fn origin_by_file_name(mapping: &Mapping) -> Option<CodeOrigin> {
         .map(|(origin, _)| *origin)
 }
 
-/// File name without its version: `libc` of `libc.so.6`, `python` of `python3.11`.
+/// File name without `.so` and the version: `libc` for `libc.so.6`, `python` for `python3.11`.
 pub(crate) fn library_stem(file: &str) -> &str {
     let name = file.find(".so").map_or(file, |index| &file[..index]);
     // Flags of the build follow the version of CPython: python3.11d, libpython3.13t.so.1.0, python3-dbg.

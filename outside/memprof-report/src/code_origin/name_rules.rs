@@ -17,9 +17,9 @@ pub(super) struct MatchingRule {
     pub(super) pattern: &'static str,
 }
 
-/// Returns the rule that holds for a function. If each of its namespaces has a rule, it is the one among these with the
-/// highest origin, as `CodeOrigin` orders them. Else it is the first rule for the whole name, because a namespace
-/// without a rule is the program's. `None` if no rule holds.
+/// Returns the rule that holds for a function. If each namespace of its name has a rule, the rule with the highest
+/// origin decides, in the order of `CodeOrigin`. A namespace without a rule may be the program's, so the first rule for
+/// the whole name decides then. `None` if no rule holds.
 pub(super) fn find_rule(function: &FunctionEvidence<'_>) -> Option<MatchingRule> {
     let namespaces = namespaces(function.name);
     let by_namespace = namespaces.iter().map(|namespace| {
@@ -32,9 +32,9 @@ pub(super) fn find_rule(function: &FunctionEvidence<'_>) -> Option<MatchingRule>
     highest.or_else(|| RULES.of_names.find(function.name, holds))
 }
 
-/// Returns whether a function that a rule names is among the functions of the rule's `reach`: the language, runtime,
-/// source file or mapped file decide, as [`Reach`] says. `namespace` is the part of the name that the rule matched;
-/// `None` if it matched the whole name.
+/// Returns whether a rule, whose pattern matches a function's name, also holds for the function. The rule's `reach`
+/// limits it to functions of one language or runtime, to JIT code, or to those whose source or mapped file fits the
+/// name. `namespace` is the part of the name that the pattern matched; `None` if it matched the whole name.
 fn rule_holds(reach: &Reach, function: &FunctionEvidence<'_>, namespace: Option<&str>) -> bool {
     let path = match function.source {
         SourceEvidence::Own(path) => Some(path),
@@ -42,6 +42,7 @@ fn rule_holds(reach: &Reach, function: &FunctionEvidence<'_>, namespace: Option<
     };
     match reach {
         Reach::Reserved => true,
+        // A program's own source may add to the namespace, so the path must have a directory of that name.
         Reach::Distinct => path.is_none_or(|path| {
             let first = namespace.unwrap_or(function.name).split("::").next();
             first.is_some_and(|first| path.split('/').any(|part| part == first))

@@ -5,10 +5,11 @@ use std::borrow::Cow;
 /// Rust's own crates. No program may implement one of their traits for one of their types.
 const RUST_STD: [&str; 3] = ["core", "alloc", "std"];
 
-/// Returns the possible namespaces of a function: the first component of its path. `<T as Trait>::f` has two, the
-/// crates of the type and of the trait: by the orphan rule, one of them has the implementation. Rust's own crates are
-/// left out if the other crate is known, because they cannot name it. A name that starts with `<` and has no crate is
-/// of `core`. Empty if another name has one component only, or does not start with an identifier.
+/// Returns the possible namespaces of a function: usually one, the first component of its path. `<T as Trait>::f` has
+/// two, the crates of the type and of the trait: by Rust's orphan rule, one of them has the implementation. If one of
+/// the two is `core`, `alloc` or `std` and the other is not, only the other is returned, because Rust's own crates
+/// cannot name its items. A name that starts with `<` and has no crate is of `core`. Empty for any other name that has
+/// only one component, or does not start with an identifier.
 pub(super) fn namespaces(function: &str) -> Vec<Cow<'_, str>> {
     let Some(inside) = function.strip_prefix('<') else {
         return plain_namespace(function).into_iter().collect();
@@ -35,8 +36,8 @@ pub(super) fn namespaces(function: &str) -> Vec<Cow<'_, str>> {
     both
 }
 
-/// First component of a path; the first two in namespaces of C++ that contain whole libraries. `None` if the name is no
-/// path, or does not start with an identifier.
+/// First component of a function's path: `std` for `std::string::append`. The first two for `boost` and `absl`, which
+/// contain many libraries. `None` if the name is no path, or does not start with an identifier.
 fn plain_namespace(function: &str) -> Option<Cow<'_, str>> {
     let (first, rest) = function.split_once("::")?;
     let second = rest.split("::").next().unwrap_or_default();
@@ -48,7 +49,7 @@ fn plain_namespace(function: &str) -> Option<Cow<'_, str>> {
     }
 }
 
-/// Returns the crate of the type at the start of `text`, of which references, pointers and brackets are skipped. `None`
+/// Returns the crate of the Rust type at the start of `text`, behind references, pointers, `dyn` and brackets. `None`
 /// for a type whose name has no path: it is generic or built in.
 fn type_crate(text: &str) -> Option<&str> {
     let mut kind = text;

@@ -49,7 +49,8 @@ pub(crate) enum OriginReason {
     UnnamedInLibrary,
     /// The mapped file is a shared library, in which the function has no symbol, but a caller of it has one.
     HelperInLibrary,
-    /// The mapped file is a plugin or library of the program, in which neither the function nor its callers have symbols.
+    /// The mapped file is a plugin or library of the program, in which neither the function nor its callers have
+    /// symbols.
     UnnamedInModule,
     /// The mapped file was unloaded, and cannot be read any more.
     Unloaded,

@@ -32,8 +32,8 @@ pub(super) struct NameRule {
 }
 
 impl NameRule {
-    /// Creates a rule. A function that matches one of `names` has this `origin`, if the name is evidence for it
-    /// (`reach`).
+    /// Creates a rule: a function has this `origin` if its name or namespace matches one of the patterns `names` and
+    /// the function is in the rule's `reach`.
     const fn new(origin: CodeOrigin, reach: Reach, names: &'static [&'static str]) -> Self {
         Self {
             origin,

@@ -2,13 +2,13 @@
 
 use super::rules::{SOURCE_DIRECTORIES, SourceDirectory};
 
-/// Returns the directory of libraries in which a source file lies, and the path of its package there: that of the
-/// directory if it has no packages. `None` if the file lies in none: it is of the program, or of the shared library
-/// that was compiled from it.
+/// Returns the directory of libraries in which a source file lies, and the path of the file's package in that
+/// directory. If the directory is not divided into packages, the path ends with the directory. `None` if the file lies
+/// in no such directory: it belongs to the program, or to a shared library of the program.
 pub(super) fn library_directory(path: &str) -> Option<(&'static SourceDirectory, &str)> {
     let mut directories = SOURCE_DIRECTORIES
         .iter()
-        .filter(|directory| directory.files.contain(path));
+        .filter(|directory| directory.files.contains(path));
     directories.find_map(|directory| {
         let end = directory_end(path, directory.path)?;
         let components = path[end..].match_indices('/').map(|(slash, _)| end + slash);
@@ -20,8 +20,8 @@ pub(super) fn library_directory(path: &str) -> Option<(&'static SourceDirectory,
     })
 }
 
-/// Returns the index in a path after a directory's text. `None` if the path lacks it. A text that starts with `^` must
-/// be the path's start.
+/// Returns the byte index in a path at which the text `directory` ends. `None` if the path does not contain it. With
+/// `^` before it, `directory` must be the start of the path.
 fn directory_end(path: &str, directory: &str) -> Option<usize> {
     match directory.strip_prefix('^') {
         Some(start) => path.starts_with(start).then_some(start.len()),

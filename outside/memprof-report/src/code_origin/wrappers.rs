@@ -50,8 +50,8 @@ struct FrontCalls {
 }
 
 impl FrontCalls {
-    /// Number of different functions among the callers.
-    fn count_callers(&self) -> u32 {
+    /// Number of different functions among the callers: `callers` has one entry for each stack.
+    fn count_distinct_callers(&self) -> u32 {
         let mut callers = self.callers.clone();
         callers.sort_unstable();
         callers.dedup();
@@ -59,8 +59,9 @@ impl FrontCalls {
     }
 }
 
-/// Marks the verdicts on wrappers of malloc as plumbing, and those on wrappers around them, up to [`MAX_ROUNDS`]
-/// levels. A function is no wrapper if less than [`MIN_FRONT_PERCENT`] of its stacks have it in front of the allocator.
+/// Finds wrappers of malloc, and wrappers around wrappers up to [`MAX_ROUNDS`] levels, and changes the verdicts on them
+/// to plumbing, which reports fold into its callers. A function is no wrapper if, in more than a quarter of its stacks
+/// ([`MIN_FRONT_PERCENT`]), another function of the program lies between it and the allocator.
 pub(super) fn mark_wrappers(origins: &mut CodeOrigins, named: &SymbolizedProfile) {
     let functions = FunctionIds::new(named);
     let stacks = LeafView {
@@ -70,9 +71,9 @@ pub(super) fn mark_wrappers(origins: &mut CodeOrigins, named: &SymbolizedProfile
     };
     let candidates: Vec<_> = origins.verdicts.iter().map(may_be_wrapper).collect();
     let mut calls: BTreeMap<FunctionId, FrontCalls> = BTreeMap::new();
-    // Stacks that contain each function that may be a wrapper.
+    // By function that may be a wrapper: the number of stacks that contain it.
     let mut uses: BTreeMap<FunctionId, u32> = BTreeMap::new();
-    // In the next round, the stacks of a wrapper have another function in front of the allocator.
+    // Stacks to scan in the next round: in those of a new wrapper, its caller is now in front of the allocator.
     let mut pending: Vec<_> = (0..named.profile.stacks.len() as u32)
         .map(StackId)
         .collect();
@@ -138,8 +139,8 @@ fn may_be_wrapper(verdict: &Verdict) -> bool {
     }
 }
 
-/// Returns whether a function with a symbol is in a library, or any function in an interpreter. In these, a name that
-/// says that it allocates is enough to be a wrapper.
+/// Returns whether a verdict is on a function with a symbol in a library, or on a function in an interpreter's file. A
+/// function there counts as a wrapper if only its name says that it allocates.
 fn is_in_library(verdict: &Verdict) -> bool {
     matches!(
         verdict.reason,
@@ -188,10 +189,11 @@ impl<'p> LeafView<'p> {
         })
     }
 
-    /// Finds the first function after the allocator and plumbing at the leaf of a stack, and adds the stack, the
-    /// function's caller and its use of the block to its entry in `calls`. A library's function without a symbol is
-    /// replaced by the one that it helps, see [`named_front`](Self::named_front). Adds nothing if the function cannot
-    /// be a wrapper, or has no caller.
+    /// Finds the function of a stack that comes first after the allocator and plumbing at the leaf. Adds the stack, the
+    /// function's caller and the function's use of the block to the entry of this function in `calls`. A library's
+    /// function without a symbol is replaced by the function that it helps, see
+    /// [`front_and_caller`](Self::front_and_caller). Adds nothing if the function cannot be a wrapper, or has no
+    /// caller.
     fn add_front_call(
         &self,
         origins: &CodeOrigins,
@@ -212,7 +214,7 @@ impl<'p> LeafView<'p> {
         else {
             return;
         };
-        let (front, caller) = self.named_front(origins, front, &mut frames);
+        let (front, caller) = self.front_and_caller(origins, front, &mut frames);
         let Some(caller) = caller else {
             return;
         };
@@ -236,11 +238,11 @@ impl<'p> LeafView<'p> {
         }
     }
 
-    /// Returns the function in front of the allocator, and its caller, which is `None` at the root. The function is
-    /// `first`, unless that is a library's function without a symbol: a helper. Then it is the nearest caller with a
-    /// symbol in the same file. It is `first` again if no such caller exists, or the caller cannot be a wrapper.
-    /// `frames` are those after `first`.
-    fn named_front(
+    /// Returns the function that counts as the one in front of the allocator, and its caller, which is `None` at the
+    /// root. A library's function without a symbol is taken for a helper of the nearest caller that has a symbol and
+    /// lies in the same file; that caller counts in its place, if it exists and may be a wrapper. Otherwise `first`
+    /// counts. `frames` yields the frames after `first`, towards the root.
+    fn front_and_caller(
         &self,
         origins: &CodeOrigins,
         first: LeafFrame<'p>,
@@ -270,22 +272,22 @@ impl<'p> LeafView<'p> {
         (first, caller)
     }
 
-    /// Returns whether `one` is part of the plumbing that called it: it has no symbol, and `caller` is plumbing with a
-    /// symbol in the same file.
+    /// Returns whether `callee` is a helper of plumbing: it has no symbol, and its `caller` is plumbing, has a symbol
+    /// and lies in the same file.
     fn is_plumbing_helper(
         &self,
         origins: &CodeOrigins,
-        one: LeafFrame<'_>,
+        callee: LeafFrame<'_>,
         caller: LeafFrame<'_>,
     ) -> bool {
         let is_plumbing = origins.verdicts[caller.verdict].origin == CodeOrigin::Plumbing;
         is_plumbing
             && caller.frame.named
-            && !one.frame.named
-            && self.are_in_same_mapping(one, caller)
+            && !callee.frame.named
+            && self.are_in_same_mapping(callee, caller)
     }
 
-    /// Returns whether a function has a symbol that says that it allocates.
+    /// Returns whether a function has a symbol whose name says that it allocates. Parses each function's name once.
     fn has_allocating_name(&self, frame: LeafFrame<'_>) -> bool {
         let name = self.named.names.strings.get(frame.frame.function);
         let allocates = || AllocatingName::parse(name).allocates;
@@ -298,8 +300,8 @@ impl<'p> LeafView<'p> {
         mapping_of(one) == mapping_of(other)
     }
 
-    /// Returns whether a function is written in Rust or D, by its symbol. In these languages, a function returns an
-    /// object of its own, not a block for its caller.
+    /// Returns whether a function is written in Rust or D, by its symbol; false without a symbol. In these languages, a
+    /// function returns an object of its own, not a block for its caller, so it is no wrapper of malloc.
     fn is_rust_or_d(&self, frame: &Frame) -> bool {
         let symbol = frame.linkage.map(|id| self.named.names.strings.get(id));
         matches!(
@@ -308,13 +310,14 @@ impl<'p> LeafView<'p> {
         )
     }
 
-    /// Returns the shape by which a function is a wrapper. `None` if it is no wrapper. Its name, its callers and its
-    /// use of the block decide: how many callers there are, in the profile or in its file, and whether they are plumbing
-    /// or have names of allocation functions. A function that plumbing mostly calls as its helper is one in any case.
+    /// Decides whether a function is a wrapper of malloc, and returns the evidence for it; `None` if it is no wrapper.
+    /// The function's most frequent use of the block, its name and its callers decide: how many callers there are, in
+    /// the profile or in its file, and whether their names say that they allocate. A function that is mostly called by
+    /// plumbing, as its helper, is a wrapper in any case.
     fn wrapper_shape(&self, calls: &FrontCalls) -> Option<WrapperShape> {
         let name = calls.name.map(|name| self.named.names.strings.get(name));
         let name = name.map(AllocatingName::parse).unwrap_or_default();
-        let callers = calls.count_callers();
+        let callers = calls.count_distinct_callers();
         let is_general = callers >= MANY_CALLERS || calls.has_many_calls;
         let most = calls.block_uses.iter().max().filter(|most| **most > 0);
         let block_use = most.and_then(|most| {
@@ -350,8 +353,8 @@ impl<'p> LeafView<'p> {
         })
     }
 
-    /// Marks wrappers as plumbing, unless stronger evidence has decided on them. `wrappers` has the shape of each
-    /// function by its id; `None` if it is no wrapper.
+    /// Changes the verdicts on wrappers to plumbing, unless stronger evidence has decided on them. `wrappers` has, by
+    /// function id, the evidence that the function is a wrapper; `None` if it is none.
     fn mark_verdicts(&self, origins: &mut CodeOrigins, wrappers: &[Option<WrapperShape>]) {
         for (functions, verdicts) in self.functions.by_address.iter().zip(&origins.by_address) {
             for (function, verdict) in functions.iter().zip(verdicts) {
@@ -366,9 +369,9 @@ impl<'p> LeafView<'p> {
     }
 }
 
-/// Returns the use that a function makes of the block from its call of `callee`, an allocation function: it keeps the
-/// block, returns a block of constant size, or returns one of a size that its caller chose. `shape` is that of the
-/// call.
+/// Returns the use that a function makes of a block that it allocates: it keeps the block, returns a block of constant
+/// size, or returns a block of a size that its caller chose. `callee` is the allocation function that it calls, and
+/// `shape` describes the machine code around this call.
 fn block_use(shape: &CallShape, callee: &str) -> BlockUse {
     let [first, second] = shape.arguments;
     // A constant size: the argument of malloc, both of calloc, the second of realloc.

@@ -36,9 +36,9 @@ const ALONE: &[&str] = &[
     "sse4_2",
 ];
 
-/// Splits a symbol into its function's name and the suffixes of its clone: `xmalloc` and `.constprop.0.cold`. The
-/// second part is empty if the symbol has no suffix. After a mangled name, any suffix counts, as that of a coroutine's
-/// part (`.actor`).
+/// Splits a symbol into its function's name and the suffixes by which compilers distinguish clones of the function:
+/// `xmalloc` and `.constprop.0.cold`. The second part is empty if the symbol has no suffix. After a mangled name any
+/// suffix counts, e.g. `.actor` of a coroutine; after other names only known ones, because they may contain dots.
 pub(super) fn split_clone_suffix(symbol: &str) -> (&str, &str) {
     // Most symbols have none.
     if !symbol.contains('.') {
@@ -51,8 +51,9 @@ pub(super) fn split_clone_suffix(symbol: &str) -> (&str, &str) {
     symbol.split_at(end)
 }
 
-/// Returns the end of a mangled name that a suffix follows: in C++ and Rust's v0 names, a dot begins one; Rust's legacy
-/// names have dots before their hash. `None` if the name is not mangled, or has no suffix.
+/// Returns the end of a mangled name, at the dot of the suffix that follows. The first dot in a C++ name or a Rust v0
+/// name begins the suffix. A legacy Rust name contains dots itself, so its hash is its end. `None` if the symbol is not
+/// mangled, has no suffix, or is a legacy Rust name without a hash.
 fn mangled_end(symbol: &str) -> Option<usize> {
     if let Some(end) = legacy_rust_end(symbol) {
         return symbol[end..].starts_with('.').then_some(end);
@@ -83,8 +84,8 @@ fn legacy_rust_end(symbol: &str) -> Option<usize> {
     })
 }
 
-/// Returns the start of the last suffix of a symbol, at its dot. `None` if the symbol ends with none, or has nothing
-/// before it.
+/// Returns the start of the last suffix of a symbol, at its dot: a known word, with a number after it or without.
+/// `None` if the symbol does not end with a known suffix, or has no text before the suffix.
 fn last_suffix_start(symbol: &str) -> Option<usize> {
     let (before, last) = symbol.rsplit_once('.')?;
     let is_number = !last.is_empty() && last.bytes().all(|c| c.is_ascii_digit());

@@ -7,6 +7,7 @@ pub(super) fn demangle_d(name: &str) -> Option<String> {
         return Some("D main".to_owned());
     }
     let mut path: Vec<&str> = Vec::new();
+    // The path begins after `_D`.
     let mut at = 2;
     let mut is_template = false;
     while let Some(next) = name.as_bytes().get(at) {
@@ -48,28 +49,29 @@ pub(super) fn demangle_d(name: &str) -> Option<String> {
     (!path.is_empty()).then(|| path.join(".") + suffix)
 }
 
-/// Returns the identifier whose decimal length stands at the index `at`, and the index after it. `None` if the length
-/// is missing, 0 or too large.
-fn parse_identifier(name: &str, at: usize) -> Option<(&str, usize)> {
-    let rest = name.get(at..)?;
+/// Returns the identifier whose decimal length stands at the byte index `index`, and the index after the identifier.
+/// `None` if the length is missing, 0 or too large.
+fn parse_identifier(name: &str, index: usize) -> Option<(&str, usize)> {
+    let rest = name.get(index..)?;
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
     let len: usize = rest.get(..digits)?.parse().ok()?;
-    let start = at + digits;
+    let start = index + digits;
     let word = name.get(start..start.checked_add(len)?)?;
     (!word.is_empty()).then_some((word, start + len))
 }
 
-/// Returns the distance of the back reference at the index `at`, in bytes towards the start of the name, and the index
-/// after it. Its digits are letters in base 26, of which the last is in lower case. `None` if it is malformed.
-fn parse_back_reference(name: &str, mut at: usize) -> Option<(usize, usize)> {
+/// Returns the distance of the back reference at the index `index`, in bytes towards the start of the name, and the
+/// index after the reference. The digits are letters in base 26, of which the last is in lower case. `None` if a digit
+/// is no letter, the name ends before the last digit, or the number overflows.
+fn parse_back_reference(name: &str, mut index: usize) -> Option<(usize, usize)> {
     let mut distance: usize = 0;
     loop {
-        let digit = *name.as_bytes().get(at)?;
-        at += 1;
+        let digit = *name.as_bytes().get(index)?;
+        index += 1;
         distance = distance.checked_mul(26)?;
         match digit {
             b'A'..=b'Z' => distance += usize::from(digit - b'A'),
-            b'a'..=b'z' => return Some((distance + usize::from(digit - b'a'), at)),
+            b'a'..=b'z' => return Some((distance + usize::from(digit - b'a'), index)),
             _ => return None,
         }
     }

@@ -21,7 +21,7 @@ enum StackStore<'p> {
 }
 
 impl<'p> FoldedStacks<'p> {
-    /// Creates stacks that are put together from samples whenever they are read.
+    /// Creates stacks that are built from samples anew whenever they are read, which saves the memory for them.
     pub(super) fn from_samples(samples: SampleStacks<'p>) -> Self {
         Self(StackStore::Samples(Box::new(samples)))
     }

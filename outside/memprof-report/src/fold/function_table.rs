@@ -44,8 +44,8 @@ impl FunctionTable {
         ranks
     }
 
-    /// Returns the id of a frame's function, or of its function and line with [`Granularity::Lines`] if the file is
-    /// known. The id's code origin is the highest of those with which this was called.
+    /// Returns the id of a frame's function, or of its function and line with [`Granularity::Lines`] if the source file
+    /// is known. `function` is the function's name. The id keeps the highest `origin` that any call gave for it.
     pub(super) fn intern_function(
         &mut self,
         frame: &Frame,
@@ -73,8 +73,9 @@ impl FunctionTable {
         id
     }
 
-    /// Returns the id of a function of an interpreted program and its line: each line has a row of its own. The id's
-    /// code origin is the highest of those with which this was called.
+    /// Returns the id of a function of an interpreted program together with its line: each line has a row of its own in
+    /// a report. Records the language, file and line in `places`. The id keeps the highest `origin` that any call gave
+    /// for it.
     pub(super) fn intern_managed_function(
         &mut self,
         frame: &Frame,
@@ -104,9 +105,10 @@ impl FunctionTable {
         id
     }
 
-    /// Replaces closures without a path among the `functions` of a stack, leaf first, by names with the path, where one
-    /// is found. Returns whether any was replaced. `addresses` are those of the stack: `functions` has one for each of
-    /// their frames. `mentions_closure` says by string id whether a name may contain the type of a closure.
+    /// Replaces closures whose names lack a path by names with the path, which are found in the names of the frames
+    /// that called them. Returns whether any was replaced. `functions` are those of one stack, leaf first: one for each
+    /// frame of the stack's `addresses`. `mentions_closure` says by string id whether a name may contain the type of a
+    /// closure.
     pub(super) fn qualify_closures(
         &mut self,
         functions: &mut [StringId],

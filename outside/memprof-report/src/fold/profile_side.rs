@@ -57,8 +57,8 @@ pub(super) struct StackFunctions<'s> {
 }
 
 impl<'p> ProfileSide<'p> {
-    /// Enters the functions of all addresses of a profile into `table`. If frames are functions, not lines, names
-    /// closures by the stacks of the samples that have a value.
+    /// Enters the functions of all addresses of a profile into `table`. If rows stand for functions, not for source
+    /// lines, also gives full names to closures, which the callers in the samples' stacks show.
     pub(super) fn new(
         named: &'p SymbolizedProfile,
         is_base: bool,
@@ -104,7 +104,8 @@ impl<'p> ProfileSide<'p> {
         side
     }
 
-    /// Adds the next address, with its functions, innermost first.
+    /// Adds the next address by its `functions`, innermost first, and counts how many of the innermost ones are the
+    /// allocator's.
     fn add_address(&mut self, mut functions: Vec<StringId>, table: &mut FunctionTable) {
         let allocators = functions.iter().take_while(|id| table.is_allocator(**id));
         self.allocator_counts.push(allocators.count() as u32);
@@ -113,8 +114,9 @@ impl<'p> ProfileSide<'p> {
         self.ends.push(self.functions.len() as u32);
     }
 
-    /// Gives each stack in which a closure without a path can be named a list of functions of its own, without the
-    /// allocator's at the leaf.
+    /// Finds full names for closures whose names lack a path. A full name depends on the callers, so each stack that
+    /// gets one has a list of functions of its own from then on, without the allocator's at the leaf. Skips stacks of
+    /// samples whose value is 0.
     fn qualify_closures(&mut self, table: &mut FunctionTable) {
         if !self.functions.iter().any(|id| table.is_closure(*id)) {
             return;
@@ -167,7 +169,8 @@ impl<'p> ProfileSide<'p> {
             .filter_map(move |(index, sample)| (sample.values[sample_type] != 0).then_some(index))
     }
 
-    /// Returns the value of a sample with its confidence: as the value of the profile or of the base, the other is 0.
+    /// Returns the value of a sample and its confidence as a comparison. The value is that of the base if this is the
+    /// base's side, else that of the profile; the other value is 0.
     pub(super) fn value(&self, sample: usize) -> Comparison {
         let sample = &self.samples()[sample];
         let mut values = Comparison {
@@ -183,15 +186,16 @@ impl<'p> ProfileSide<'p> {
         values
     }
 
-    /// Returns the bytes and objects in use of a sample with its allocation time; `None` if it has no time.
+    /// Returns a sample's bytes and objects in use, with their allocation time. `None` if the sample has no allocation
+    /// time.
     pub(super) fn timed_amounts(&self, sample: usize) -> Option<TimedAmounts> {
         let sample = &self.samples()[sample];
         let [_, _, objects, bytes] = sample.values.0;
         Some((sample.alloc_time?, [bytes, objects]))
     }
 
-    /// Appends the functions of a sample's stack, root first. Those of the allocator at the leaf are left out, but for
-    /// the outermost one if the stack has no others.
+    /// Appends the functions of a sample's stack, root first. Leaves out the allocator's functions at the leaf, but
+    /// keeps the outermost of them if the stack has no other functions.
     pub(super) fn append_functions(&self, sample: usize, functions: &mut Vec<StringId>) {
         let stack = self.samples()[sample].stack;
         if let Some(list) = self.own_list(stack) {
@@ -240,7 +244,8 @@ impl<'p> ProfileSide<'p> {
         }
     }
 
-    /// Functions of a stack that has a list of its own, root first.
+    /// Functions of a stack whose list differs from the functions of its addresses, root first. `None` for all other
+    /// stacks.
     fn own_list(&self, stack: StackId) -> Option<&[StringId]> {
         // Most profiles have none, and the hash takes as long as all the rest of reading a stack's next function.
         if self.own_lists.is_empty() {
@@ -249,7 +254,6 @@ impl<'p> ProfileSide<'p> {
         self.own_lists.get(&stack).map(|list| &**list)
     }
 
-    /// Samples of the profile.
     fn samples(&self) -> &'p [Sample] {
         &self.named.profile.samples
     }
@@ -264,8 +268,8 @@ impl<'p> ProfileSide<'p> {
         &self.functions[start as usize..self.ends[index] as usize]
     }
 
-    /// Number of a stack's addresses at its leaf that are left out, because all of their functions are the allocator's.
-    /// The outermost address with a function stays. `addresses` come leaf first.
+    /// Number of addresses at a stack's leaf that are left out, because all of their functions are the allocator's. If
+    /// that holds for all addresses, the outermost one with a function stays. `addresses` come leaf first.
     fn trimmed_address_count(&self, addresses: &[AddressId]) -> u32 {
         let is_trimmed = |address: &AddressId| {
             self.allocator_counts[address.0 as usize] as usize == self.functions_of(*address).len()
@@ -276,8 +280,8 @@ impl<'p> ProfileSide<'p> {
         first.unwrap_or(0) as u32
     }
 
-    /// Number of innermost functions of a stack's last address that are left out: the allocator's, but never all of
-    /// them.
+    /// Number of innermost functions that are left out of the address at a stack's leaf: the allocator's, but never all
+    /// functions of the address.
     fn trimmed_function_count(&self, address: AddressId) -> usize {
         let count = self.allocator_counts[address.0 as usize] as usize;
         count.min(self.functions_of(address).len().saturating_sub(1))
@@ -290,11 +294,13 @@ impl<'s> StackFunctions<'s> {
         self.place
     }
 
-    /// Functions of the address at `place`, or the list of the stack's own, root first. `None` at the end of the stack.
+    /// Functions of the address at `place`, root first, or the stack's own list if it has one. Without the allocator's
+    /// functions at the leaf. `None` at the end of the stack.
     fn current_functions(&self) -> Option<&'s [StringId]> {
         if let Some(list) = self.own_list {
             return (self.place.addresses == 0).then_some(list);
         }
+        // `place` counts addresses from the root, but `addresses` come leaf first.
         let left = (self.addresses.len() as u32).checked_sub(self.place.addresses + 1)?;
         let address = self.addresses[left as usize];
         let functions = self.side.functions_of(address);

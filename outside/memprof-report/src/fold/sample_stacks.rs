@@ -28,33 +28,33 @@ struct SortableSample {
     entry: SampleEntry,
     /// Place in its stack behind the functions by which it is sorted.
     place: StackPlace,
-    /// Ranks of the last two of these functions, the first in the upper half. They count from 1; 0 if the stack has ended
-    /// before.
+    /// Ranks of the last two of these functions, the first in the upper half. They count from 1; 0 if the stack has
+    /// ended before.
     ranks: u64,
 }
 
 impl SampleEntry {
-    /// Number of the sample.
+    /// Number of the sample, without the mark: samples of the profile come first, then those of the base.
     fn number(self) -> usize {
         (self.0 & !SAME_STACK) as usize
     }
 
-    /// Returns whether the sample has the stack of the one before it.
+    /// Returns whether the sample has the same stack as the sample before it, by the mark in the highest bit.
     fn continues_stack(self) -> bool {
         self.0 & SAME_STACK != 0
     }
 }
 
 impl SortableSample {
-    /// Returns whether all functions of its stack were read.
+    /// Returns whether all functions of the sample's stack were read: the last rank is 0.
     fn has_ended(&self) -> bool {
         self.ranks as u32 == 0
     }
 }
 
 impl<'p> SampleStacks<'p> {
-    /// Sorts the samples with a value by their functions' names. `ranks` has, by function id, the position of the name
-    /// in sorted order.
+    /// Sorts the samples of the profile and its base whose value is not 0 by the names of their functions, root first.
+    /// `ranks` has, by function id, the position of the name in sorted order.
     pub(super) fn new(
         profile: ProfileSide<'p>,
         base: Option<ProfileSide<'p>>,
@@ -82,7 +82,8 @@ impl<'p> SampleStacks<'p> {
         stacks
     }
 
-    /// Prepares the sample with that number for sorting: no function of its stack is read yet.
+    /// Prepares a sample for sorting: no function of its stack is read yet. `number` counts the samples of the profile,
+    /// then those of the base.
     fn sortable_sample(&self, number: usize) -> SortableSample {
         let entry = SampleEntry(number as u32);
         let (side, sample) = self.locate(entry);
@@ -93,9 +94,9 @@ impl<'p> SampleStacks<'p> {
         }
     }
 
-    /// Sorts samples by the ranks of their functions, and marks those that have the stack of the one before. Sorts by two
-    /// functions at a time, the root's first, and then only those samples that are equal so far: so a sample's function is
-    /// read once, however many others have it.
+    /// Sorts samples by the ranks of their functions, root first, and marks each sample that has the same stack as the
+    /// sample before it. `ranks` has the rank of each function by its id. Sorts by two functions at a time, and then
+    /// sorts on only the runs of samples that are equal so far: so each function of a sample is read only once.
     fn sort_by_functions(&self, samples: &mut [SortableSample], ranks: &[u32]) {
         let mut runs = vec![(0, samples.len() as u32)];
         while let Some((mut start, end)) = runs.pop() {
@@ -105,12 +106,14 @@ impl<'p> SampleStacks<'p> {
                 let mut functions = side.functions_after(index, sample.place);
                 let mut next_rank = || {
                     let function = functions.next();
+                    // 0 stands for the end of the stack, so a stack comes before its continuations.
                     function.map_or(0, |id| u64::from(ranks[id.0 as usize]) + 1)
                 };
                 sample.ranks = next_rank() << 32 | next_rank();
                 sample.place = functions.place();
             }
-            // Equal stacks in the order of their samples, so that sums of floating-point numbers do not depend on chance.
+            // Equal stacks in the order of their samples, so that sums of floating-point numbers do not depend on
+            // chance.
             run.sort_unstable_by_key(|sample| (sample.ranks, sample.entry));
             for equal in run.chunk_by_mut(|one, other| one.ranks == other.ranks) {
                 let end = start + equal.len() as u32;
@@ -132,8 +135,8 @@ impl<'p> SampleStacks<'p> {
     }
 
     /// Reads the stack that starts at the index `next` of the sorted samples, and moves `next` behind its samples.
-    /// Appends its functions, root first, and its allocation times, and returns the sum of its values. `None` at the
-    /// end.
+    /// Appends the stack's functions, root first, to `functions` and its memory in use to `alloc_times`, and returns
+    /// the sum of its values. `None` after the last stack.
     pub(super) fn read_stack(
         &self,
         next: &mut usize,
@@ -166,7 +169,7 @@ impl<'p> SampleStacks<'p> {
         Some(values)
     }
 
-    /// Returns the profile or the base with the sample's index in it.
+    /// Returns the profile or the base, whichever contains the sample, and the sample's index in it.
     fn locate(&self, entry: SampleEntry) -> (&ProfileSide<'p>, usize) {
         let number = entry.number();
         match (number.checked_sub(self.profile.sample_count()), &self.base) {

@@ -34,7 +34,8 @@ pub(super) struct StackIndex {
 }
 
 impl StackLists {
-    /// Returns the stack at that position in the order of the names, once sorted. `None` after the last one.
+    /// Returns the stack at `position`: in the order of the function names once the stacks are sorted, before that in
+    /// the order in which they were added. `None` after the last stack.
     pub(super) fn get(&self, position: usize) -> Option<FoldedStack<'_>> {
         let index = self.order.get(position)?;
         Some(self.record(*index as usize))
@@ -63,8 +64,8 @@ impl StackLists {
         &self.functions[start..self.records[index].end]
     }
 
-    /// Adds values to the stack with these functions, root first. A new stack is also entered into `index`.
-    /// `alloc_times` is the memory in use with its allocation times.
+    /// Adds values to the stack with these functions, root first; creates the stack and enters it into `index` if it is
+    /// new. Appends `alloc_times`, the amounts of memory in use with their allocation times, to those of the stack.
     pub(super) fn add_values(
         &mut self,
         index: &mut StackIndex,
@@ -93,7 +94,8 @@ impl StackLists {
         }
     }
 
-    /// Sorts the stacks by the names of their functions. `by_rank` has all functions, sorted by name.
+    /// Sorts the stacks by the names of their functions, root first. `by_rank` has the ids of all functions, sorted by
+    /// name.
     pub(super) fn sort_by_names(&mut self, by_rank: &[StringId]) {
         let mut rank = vec![StringId(0); by_rank.len()];
         for (position, id) in by_rank.iter().enumerate() {
@@ -116,14 +118,14 @@ impl StackLists {
 }
 
 impl StackIndex {
-    /// Number of the record with these functions. `None` if there is none.
+    /// Index of the record in `stacks` that has these functions. `None` if no record has them.
     fn find(&self, stacks: &StackLists, functions: &[StringId]) -> Option<usize> {
         let is_equal = |record: &u32| stacks.functions_of(*record as usize) == functions;
         let found = self.records.find(self.hash(functions), is_equal);
         found.map(|record| *record as usize)
     }
 
-    /// Adds a record, which must not be in the index yet.
+    /// Adds the record with this index in `stacks`, which must not be in the index yet.
     fn insert(&mut self, stacks: &StackLists, record: u32) {
         let seed = self.seed;
         let hash = |record: &u32| hash_functions(seed, stacks.functions_of(*record as usize));

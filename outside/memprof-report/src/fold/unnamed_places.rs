@@ -27,8 +27,8 @@ pub(super) struct UnnamedPlaces {
 }
 
 impl UnnamedPlaces {
-    /// Adds the mapped files of a profile, with the size of their code. Returns the file of each of its mappings,
-    /// `None` for memory without a file and for unloaded code.
+    /// Adds the mapped files of a profile, with the size of their code. Returns, for each mapping of the profile, the
+    /// number of its file; `None` for memory without a file and for unloaded code.
     pub(super) fn add_files(&mut self, profile: &Profile) -> Vec<Option<FileId>> {
         let first_new = self.code_bytes.len();
         let mappings = profile.mappings.iter();
@@ -55,7 +55,8 @@ impl UnnamedPlaces {
             .collect()
     }
 
-    /// Records the file of a function, `None` if it is in none, and whether the function has a symbol.
+    /// Records the file that contains a function, `None` if the function is in no file, and whether the function has a
+    /// symbol (`named`).
     pub(super) fn add_function(&mut self, function: StringId, file: Option<FileId>, named: bool) {
         let index = function.0 as usize;
         if self.functions.len() <= index {
@@ -64,7 +65,8 @@ impl UnnamedPlaces {
         self.functions[index] = file.map(|file| (file, named));
     }
 
-    /// Returns whether a function without a symbol is the program's own.
+    /// Returns whether any function without a symbol is the program's own. `origins` has the code origin of each
+    /// function by its id.
     pub(super) fn has_unnamed_own_function(&self, origins: &[CodeOrigin]) -> bool {
         let mut functions = self.functions.iter().zip(origins);
         functions.any(|(file, origin)| {
@@ -72,12 +74,13 @@ impl UnnamedPlaces {
         })
     }
 
-    /// Returns the index of the program's own function to which a stack is attributed, if that has no symbol, and the
-    /// library's function that it calls: the first one with a symbol, or the first if none has one. `functions` are those
-    /// of the stack, root first; `origins` has the code origin of each function by its id.
+    /// Returns the index of the stack's innermost function of the program, and the library function that it calls: the
+    /// first one with a symbol, or the first if none has one. `functions` are those of the stack, root first; `origins`
+    /// has the code origin of each function by its id. `None` if the stack has no function of the program, if the
+    /// innermost one has a symbol or no file, or if it calls no library function.
     ///
-    /// If the program is only a front of the library, the function is the last one in that library's file: the first one
-    /// is the same for all that the library does.
+    /// If the program is only a front of the library (`FRONT_RATIO`), returns the last function in the library's file
+    /// in place of the first: the first one is the same for all that the library does.
     pub(super) fn find_call(
         &self,
         functions: &[StringId],
@@ -118,9 +121,10 @@ impl UnnamedPlaces {
         *self.functions.get(function.0 as usize)?
     }
 
-    /// Gives the place to which a stack is attributed a name of its own for the function that it calls: `git+0x1c3f
-    /// calling deflateInit_`, unless a function that is not the program's has that name. New names are added to `names`,
-    /// and their code origin to `origins`. `functions` are those of the stack, root first.
+    /// Creates a name for a stack's innermost function of the program, if that has no symbol, together with the library
+    /// function that it calls: `git+0x1c3f calling deflateInit_`. The name is added to `names`, its code origin to
+    /// `origins`. No name is created if a symbol of other code is equal to it. `functions` are those of the stack, root
+    /// first.
     pub(super) fn add_call_name(
         &mut self,
         functions: &[StringId],
@@ -144,8 +148,9 @@ impl UnnamedPlaces {
         self.calls.insert((place, called), row);
     }
 
-    /// Returns the index of the place to which a stack is attributed, and the name that
-    /// [`add_call_name`](Self::add_call_name) gave to it for the function that it calls. `None` if it has none.
+    /// Returns the index of a stack's innermost function of the program, and the name that
+    /// [`add_call_name`](Self::add_call_name) created for it and the library function that it calls. `None` if no such
+    /// name was created.
     pub(super) fn find_call_name(
         &self,
         functions: &[StringId],

@@ -40,11 +40,11 @@ pub(super) struct AddressReader {
 }
 
 impl AddressReader {
-    /// Pushes the addresses of `0x… 0x…` to `stacks`, and returns the pseudo frames among them. On failure, returns
-    /// the text from the malformed word on.
+    /// Pushes the addresses of the text `0x… 0x…` to the pending stack of `stacks`. Returns the pseudo frames among the
+    /// words, which stand for data, not code. On failure, returns the text from the malformed word on.
     ///
-    /// Most words are as wide as the one before. By guessing that, the processor need not wait for the end of a
-    /// word to find the next; after a wrong guess no key matches.
+    /// Most words are as wide as the one before. By guessing this width, the processor need not wait for the end of a
+    /// word to find the next; after a wrong guess no key of the table matches.
     pub(super) fn read_addresses<'t>(
         &mut self,
         mut text: &'t [u8],
@@ -65,13 +65,15 @@ impl AddressReader {
                 StackWord::Frame(id) => stacks.push_frame(id),
                 StackWord::Mark(mark) => marks.add(mark),
             }
+            // One byte more, for the blank after the word.
             text = text.get(length + 1..).unwrap_or_default();
         }
         Ok(marks)
     }
 
-    /// Reads the word at the start of `text`, adding its address if it is new. `prefix` and `width` are those of this
-    /// word. Returns it and its length. `None` if it is malformed.
+    /// Reads the word `0x…` at the start of `text`, and adds its address to `stacks` and to the table if it is new.
+    /// `prefix` and `width` are those of this word. Returns the word, as a frame or a pseudo frame, and its length in
+    /// bytes. `None` if the word is malformed.
     fn read_word(
         &mut self,
         text: &[u8],
@@ -95,7 +97,7 @@ impl AddressReader {
         Some((StackWord::Frame(id), length))
     }
 
-    /// Returns the id of an address by the key of its word. `None` if the table lacks it.
+    /// Returns the id of an address by the key of its word. `None` if the table does not contain the key.
     fn get(&self, key: Key) -> Option<AddressId> {
         let size = self.slots.len();
         if size == 0 {
@@ -111,7 +113,8 @@ impl AddressReader {
         }
     }
 
-    /// Inserts an address, and grows the table if more than a quarter of it is used.
+    /// Inserts an address. If more than a quarter of the table would be used, enlarges it first, to a power of two of
+    /// at least 4096 slots.
     fn insert(&mut self, key: Key, id: AddressId) {
         self.used += 1;
         if self.slots.len() < 4 * self.used {
@@ -173,6 +176,7 @@ impl Width {
     fn key(self, (low, high): TextPrefix) -> Option<Key> {
         let end = high >> self.0;
         let blank = end as u8 == b' ';
+        // All bytes after the blank are cleared: they are of the next word.
         blank.then_some(Key(low, high ^ (end & !0xff) << self.0))
     }
 

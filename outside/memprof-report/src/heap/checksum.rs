@@ -37,8 +37,8 @@ fn checksum_digits(line: &[u8]) -> Option<[u8; 8]> {
 const BATCH_BYTES: usize = 16 << 10;
 
 impl DumpChecksum {
-    /// Adds a line, given without its newline, to the checksum. The first line with a checksum is not added, but stored
-    /// for [`is_mismatch`](Self::is_mismatch).
+    /// Adds a line, given without its newline, to the checksum. The first line that contains a checksum is not added;
+    /// its value is stored for [`is_mismatch`](Self::is_mismatch).
     pub(super) fn add_line(&mut self, line: &[u8]) {
         if self.written.is_none()
             && let Some(value) = checksum_digits(line)
@@ -71,8 +71,8 @@ impl DumpChecksum {
         format!("# checksum: crc32 {:08x}", self.crc.sum())
     }
 
-    /// Returns whether the dump differs from its checksum, or lacks one that it announces. A dump without checksum and
-    /// announcement never does.
+    /// Returns whether the lines so far differ from the checksum that the dump contains, or the dump announces a
+    /// checksum but does not contain one. False for a dump with neither.
     pub(super) fn is_mismatch(&mut self) -> bool {
         self.update_crc();
         match self.written {

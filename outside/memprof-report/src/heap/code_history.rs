@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The numbers before the ranges are those of the generations in which the code was there: the first and the last one,
-//! or the first one of code that is still loaded. Each stack is marked with the generation of its samples, else it is of
-//! generation 0, or of any one if the header says `unmarked`. Other code of the memory map was there in all of them.
+//! or the first one of code that is still loaded. Each stack is marked with the generation of its samples, else it is
+//! of generation 0, or of any one if the header says `unmarked`. Other code of the memory map was there in all of them.
 //!
 //! Frames in unloaded code get addresses of their own, from [`UNLOADED_CODE`] on, in a mapping of the unloaded file.
 
@@ -62,21 +62,22 @@ enum CodeOwner {
 }
 
 impl CodeHistory {
-    /// Sets the generation of a sample, given by its index in the profile. `None` changes nothing.
+    /// Sets the code generation of a sample, given by its index in the profile: the number of times that code had been
+    /// unloaded before. `None` changes nothing.
     pub(super) fn set_generation(&mut self, sample: usize, generation: Option<u32>) {
         if let Some(generation) = generation {
             self.generations.insert(sample as u32, generation);
         }
     }
 
-    /// Reads the header, `3 marked` or `3 unmarked`. Unless it ends with ` marked`, a stack without a mark may be of
-    /// any generation.
+    /// Reads the value of the comment `code generations`: `3 marked` or `3 unmarked`. Unless the value ends with
+    /// ` marked`, a stack without a mark may be of any generation. The number is not needed.
     pub(super) fn read_header(&mut self, value: &str) {
         self.is_unmarked = !value.ends_with(" marked");
     }
 
-    /// Reads `0-1 START-END OFFSET BUILD-ID PATH`: code that was there from generation 0 to 1, and was unloaded.
-    /// Ignores it if it is malformed.
+    /// Reads the value of the comment `unloaded`, `0-1 START-END OFFSET BUILD-ID PATH`: code that was there from
+    /// generation 0 to 1, and was unloaded. Ignores a malformed value, and ranges beyond `MAX_RANGES`.
     pub(super) fn read_unloaded(&mut self, value: &str) {
         let parsed = || {
             let (generations, rest) = value.split_once(' ')?;
@@ -100,7 +101,8 @@ impl CodeHistory {
         self.push_range(parsed());
     }
 
-    /// Reads `2 START-END`: code that was first there in generation 2. Ignores a malformed text.
+    /// Reads the value of the comment `loaded`, `2 START-END`: code that is there since generation 2 and was not
+    /// unloaded. Ignores a malformed value, and ranges beyond `MAX_RANGES`.
     pub(super) fn read_loaded(&mut self, value: &str) {
         let parsed = || {
             let (first, range) = value.split_once(' ')?;
@@ -116,15 +118,16 @@ impl CodeHistory {
         self.push_range(parsed());
     }
 
-    /// Adds a range. Ignores `None`, and ranges beyond [`MAX_RANGES`].
+    /// Adds a range. Ignores `None`, which stands for a malformed comment, and ranges beyond [`MAX_RANGES`].
     fn push_range(&mut self, range: Option<CodeRange>) {
         let has_room = self.ranges.len() < MAX_RANGES;
         self.ranges.extend(range.filter(|_| has_room));
     }
 
-    /// Finds out which code was at the address of a call in `generation`, or in any one if it is `None`. The owner is
-    /// unknown if several files were there, or none although one is mapped there now. An address that never was in a
-    /// mapping counts as current code.
+    /// Finds out which code was at the address of a call. With a `generation`, only code of that generation is
+    /// considered; with `None`, code of all generations. The owner is unknown if several files were at the address, or
+    /// if no file was there although one is mapped there now. An address that never was in a mapping counts as current
+    /// code.
     fn code_owner(&self, profile: &Profile, call: Address, generation: Option<u32>) -> CodeOwner {
         let is_now = |first, last| generation.is_none_or(|now| (first..=last).contains(&now));
         let here = |range: &&CodeRange| range.start <= call && call < range.end;
@@ -174,8 +177,8 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
 }
 
 impl Mapping {
-    /// Returns whether the same part of the same file is mapped at the same addresses. Files are compared by build id,
-    /// or by path if one has none.
+    /// Returns whether the same file is mapped with the same distance between addresses and offsets, so that an address
+    /// means the same code in both mappings. Files are compared by build id, or by path if one has no build id.
     fn is_same_code(&self, other: &Self) -> bool {
         let distance = |mapping: &Self| mapping.start.0.wrapping_sub(mapping.offset);
         let is_same_file = match (&self.build_id, &other.build_id) {
@@ -187,8 +190,8 @@ impl Mapping {
 }
 
 impl DumpReader<'_> {
-    /// Moves frames in code that the memory map lacks to addresses of their own, appends mappings for them, and names
-    /// their files in a warning. Fails if the frames exceed the memory budget.
+    /// Moves frames in unloaded code, which the memory map does not show any more, to addresses that nothing else uses.
+    /// Adds mappings for them, and names the unloaded files in a warning. Fails if the frames exceed the memory budget.
     pub(super) fn place_unloaded_code(&mut self) -> Result<()> {
         let history = std::mem::take(&mut self.code_history);
         let places = history.changed_ranges();
@@ -252,7 +255,8 @@ impl DumpReader<'_> {
 }
 
 impl CodeHistory {
-    /// Starts and ends of the ranges, ascending. Ranges that overlap are joined.
+    /// Starts and ends of the ranges of code that was loaded late or unloaded, ascending. Ranges that overlap or touch
+    /// are joined.
     fn changed_ranges(&self) -> Vec<(Address, Address)> {
         let ranges = self.ranges.iter();
         let mut places: Vec<_> = ranges.map(|range| (range.start, range.end)).collect();
@@ -267,7 +271,8 @@ impl CodeHistory {
         places
     }
 
-    /// Returns the generation of the code in a sample's stack, by the sample's index. `None` if it may be any one.
+    /// Returns the generation of the code in a sample's stack, by the sample's index: that of its mark, else 0. `None`
+    /// if the sample has no mark and the dump says that such samples may be of any generation.
     fn generation_of(&self, sample: u32) -> Option<u32> {
         let marked = self.generations.get(&sample).copied();
         marked.or((!self.is_unmarked).then_some(0))
@@ -290,7 +295,8 @@ struct MovedFrames<'a> {
 }
 
 impl MovedFrames<'_> {
-    /// Adds a stack of `generation`, or of any one if it is `None`, to `self.stacks`. Returns its id there.
+    /// Copies a stack of the profile to `self.stacks`, with its frames in unloaded code at their new addresses. Returns
+    /// the id of the copy. `generation` is that of the stack's code; `None` if it may be any.
     fn add_stack(&mut self, stack: StackId, generation: Option<u32>) -> StackId {
         let frames = self.profile.stacks.frames(stack);
         let has_changed = frames.iter().any(|id| self.is_changed[id.0 as usize]);
@@ -315,8 +321,8 @@ impl MovedFrames<'_> {
         moved
     }
 
-    /// Finds the distance by which an address moves in `generation`, or in any one if it is `None`. 0 if its code is
-    /// still in the memory map.
+    /// Finds the distance in bytes by which an address moves to the mapping of its unloaded code, which is created if
+    /// it is new. 0 if the code is still in the memory map. `generation` is that of the code; `None` if it may be any.
     fn find_distance(&mut self, id: AddressId, generation: Option<u32>) -> u64 {
         if let Some(known) = self.owners.get(&(id, generation)) {
             return *known;
@@ -330,8 +336,9 @@ impl MovedFrames<'_> {
         distance
     }
 
-    /// Gives the code of an owner a mapping of its own, unless it has one already. `call` is an address in that code.
-    /// Returns the distance from the code to its mapping. Unknown code gets a mapping for each page.
+    /// Creates a mapping for unloaded code at addresses that nothing else uses, unless `owner` has one already. `call`
+    /// is an address in that code. Returns the distance in bytes from the code's old addresses to the mapping. Unknown
+    /// code gets a mapping for each page.
     fn place_code(&mut self, owner: CodeOwner, call: Address) -> u64 {
         let mapping = match &owner {
             CodeOwner::Unloaded(index) => {

@@ -109,7 +109,8 @@ impl DumpReader<'_> {
     }
 }
 
-/// Parses `12 objects, 3400 bytes, 1200 at the peak`. `None` if a number is missing or malformed.
+/// Parses the value of the comment `tally`, the exact count of all allocations: `12 objects, 3400 bytes, 1200 at the
+/// peak`. `None` if a number is missing or malformed.
 fn parse_tally(value: &str) -> Option<AllocationTally> {
     let mut numbers = value
         .split(", ")
@@ -122,7 +123,9 @@ fn parse_tally(value: &str) -> Option<AllocationTally> {
     })
 }
 
-/// Parses `12 no-frame-information /usr/lib/libx.so.1`, whose path may be missing. `None` if it is malformed.
+/// Parses the value of the comment `early end`: the number of samples whose stacks end too early, the reason, and the
+/// file, which may be missing, as in `12 no-frame-information /usr/lib/libx.so.1`. `None` if the number is malformed or
+/// the reason is missing.
 fn parse_early_ends(value: &str) -> Option<EarlyEnds> {
     let (samples, rest) = value.split_once(' ')?;
     let (reason, object) = match rest.split_once(' ') {

@@ -112,7 +112,8 @@ impl<'a> Export<'a> {
         }
     }
 
-    /// Prepares for the dump of another process in the same file.
+    /// Prepares for the header of another process's dump in the same file, whose format is `layout`. The number of
+    /// written bytes goes on.
     fn reset(&mut self, layout: StackLayout) {
         self.layout = layout;
         self.has_header = false;
@@ -121,8 +122,8 @@ impl<'a> Export<'a> {
         self.output_checksum = DumpChecksum::default();
     }
 
-    /// Writes one line of the dump without pseudo frames. Once frames were removed, a checksum is not written, but
-    /// replaced in [`finish_dump`](Self::finish_dump).
+    /// Writes one line of the dump without pseudo frames, the numbers in a stack that stand for data, not for code.
+    /// Once pseudo frames were removed, a checksum line is held back for [`finish_dump`](Self::finish_dump) to replace.
     fn export_line(&mut self, line: &[u8]) -> Result<()> {
         let is_header = !std::mem::replace(&mut self.has_header, true);
         self.input_checksum.add_line(line);

@@ -23,9 +23,9 @@ use crate::profile::{Address, Profile, SampleType, Sampling};
 const MEM_STATS: &[u8] = b"runtime.MemStats";
 
 impl DumpReader<'_> {
-    /// Reads a comment, given without its `#`. Stores one that names a frame of the last stack, up to the limit of
-    /// frames, and ignores others. A frame, or the heading of Go's memory statistics, also shows that Go wrote the
-    /// dump.
+    /// Reads a comment, given without its `#`. Stores a comment that names a frame of the last stack, up to the limit
+    /// of frames in a stack, and ignores other comments. Such a comment, or the heading of Go's memory statistics, also
+    /// shows that Go wrote the dump.
     pub(super) fn read_go_comment(&mut self, comment: &[u8]) -> Result<()> {
         if let Some(frame) = parse_frame(comment) {
             self.has_go_comments = true;
@@ -37,9 +37,10 @@ impl DumpReader<'_> {
         Ok(())
     }
 
-    /// Names the addresses of the last stack by the comments that followed it. Stops at a comment whose address the
-    /// stack lacks. Keeps the names that an address has already. The address after the last comment is named
-    /// `runtime.goexit`, which Go leaves out. Fails if the names exceed the memory budget.
+    /// Names the addresses of the last stack by the comments that followed it, which are in the same order. Stops at a
+    /// comment whose address is not in the stack. An address that has names already keeps them. The address after the
+    /// last one with a comment is named `runtime.goexit`, a function for which Go writes no comment. Fails if the names
+    /// exceed the memory budget.
     pub(super) fn finish_go_stack(&mut self) -> Result<()> {
         let frames = std::mem::take(&mut self.go_frames);
         let Some(sample) = self.profile.samples.last().filter(|_| !frames.is_empty()) else {
@@ -79,8 +80,8 @@ impl DumpReader<'_> {
 }
 
 /// Scales the samples of a Poisson process with a mean interval of `rate` bytes, and truncates the estimates. Go does
-/// both in its pprof files (`scaleHeapSample`), so its texts get the same totals. Then marks the profile as one whose
-/// values need no more scaling. The numbers of sampled objects become the samples' counts.
+/// the same in its pprof files (`scaleHeapSample`), so a text and a file of one process have the same totals. Stores
+/// the numbers of sampled objects as the samples' counts, and marks the values as needing no more scaling.
 pub(super) fn scale_samples(profile: &mut Profile, rate: u64) {
     for sample in &mut profile.samples {
         for (index, [objects, space]) in [

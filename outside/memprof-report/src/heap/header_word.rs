@@ -43,9 +43,9 @@ pub(super) enum HeaderWord {
 }
 
 impl HeaderWord {
-    /// Parses what follows the `@` of a header, such as `heap_v2/524288`; nothing follows in some headers. Words before
-    /// `heap` are ignored, because each allocator has its own. `None` if the word is unknown, or if no number follows
-    /// the `/` of a sampled word.
+    /// Parses the text after the `@` of a header, such as `heap_v2/524288`; it is empty in some headers. A text before
+    /// `heap` is ignored, because each allocator has its own. `None` if the word is unknown, if a `/` has no word
+    /// before it, or if the text after the `/` of a sampled word is no decimal number.
     pub(super) fn parse(text: &[u8]) -> Option<Self> {
         let (word, number) = match memchr::memrchr(b'/', text) {
             None => (text, None),
@@ -95,10 +95,12 @@ impl HeaderWord {
         )
     }
 
-    /// Returns the sampling that the word means. `is_go` selects the meaning of `heap`, which Go and tcmalloc write.
-    /// Without a number, the interval is [`DEFAULT_INTERVAL`]. A header without a word is one of tcmalloc's first
-    /// version if it repeats the values in use (`is_repeated`), as google-pprof assumes.
+    /// Returns the sampling that the word means, with its mean interval in bytes. `is_go` says that Go wrote the dump:
+    /// Go and tcmalloc both write `heap`, with different meanings. Without a number, the interval is
+    /// [`DEFAULT_INTERVAL`]. A header without a word is of tcmalloc's first version if it repeats the values in use as
+    /// those of all allocations (`is_repeated`), as google-pprof assumes.
     pub(super) fn sampling(self, is_go: bool, is_repeated: bool) -> Sampling {
+        // Samples that are uniformly distributed over N bytes have a mean interval of N/2.
         let uniform =
             |number: Option<u64>| number.map_or(DEFAULT_INTERVAL, |number| (number / 2).max(1));
         match self {

@@ -34,8 +34,9 @@ pub(super) struct LegacyDump {
 }
 
 impl DumpReader<'_> {
-    /// Reads the totals and the word from `text`, the first line after `heap profile:`. Fails if they are malformed or
-    /// the word is unknown: its scale would be a guess. Warns if the word has no interval.
+    /// Reads the header: `text` is the rest of the line after `heap profile:`, with the totals and a word that says how
+    /// the values are scaled. Fails if it is malformed, or the word is unknown, because its scale would be a guess.
+    /// Warns if the word has no sample interval.
     pub(super) fn read_legacy_header(&mut self, text: &[u8]) -> Result<()> {
         let Some((counts, rest)) = parse_counts(text) else {
             return Err(self.unexpected_error("'objects: bytes [objects: bytes]'", text));
@@ -67,8 +68,9 @@ impl DumpReader<'_> {
         Ok(())
     }
 
-    /// Reads a line of a stack with its values, or a comment. A stack with a negative value is only counted. Skips an
-    /// empty line; the header of the mappings ends the stacks.
+    /// Reads a line after the header: a stack with its values, a comment, with which Go names the frames of the stack
+    /// before it, or the header of the mappings, which ends the stacks. A stack with a negative value gets no sample,
+    /// but its values are summed up for a warning. Skips an empty line.
     pub(super) fn read_legacy_line(&mut self, line: &[u8]) -> Result<()> {
         let text = line.trim_ascii();
         if let Some(comment) = text.strip_prefix(b"#") {
@@ -98,10 +100,10 @@ impl DumpReader<'_> {
         self.push_sample(counts.values())
     }
 
-    /// Sets what only the whole dump shows: its sampling, and whether it has allocated values. `has_maps` says whether
-    /// the dump has mappings: Go's text has none, unlike that of gperftools. Scales Go's samples. Clears allocated
-    /// values that only repeat those in use. Warns of records with negative values, which are left out. Fails if
-    /// sampling was off, or no other record is left.
+    /// Sets the properties that only the whole dump shows: how it was sampled, and whether it has allocated values.
+    /// `has_maps` says whether the dump has mappings: Go's text has none, unlike that of gperftools. Scales Go's
+    /// samples. Clears allocated values that only repeat those in use. Warns of missing records, and of records with
+    /// negative values, which were left out. Fails if sampling was off, or all records have negative values.
     pub(super) fn finish_legacy(&mut self, legacy: &LegacyDump, has_maps: bool) -> Result<()> {
         let is_go = self.has_go_comments || legacy.is_unpadded && !has_maps;
         if legacy.word.is_sampling_off() {
@@ -173,9 +175,10 @@ impl DumpReader<'_> {
         }
     }
 
-    /// Returns a warning if the records have less in use than the header says. `None` if they do not, if negative ones
-    /// are left out, which has a warning of its own, or for a Poisson process, whose totals the report compares. Records
-    /// may have more: with `HEAP_PROFILE_MMAP`, gperftools adds those of mapped memory, which its header leaves out.
+    /// Returns a warning if the records have fewer objects or bytes in use than the header says. `None` if they have as
+    /// many or more: with `HEAP_PROFILE_MMAP`, gperftools adds records of mapped memory, which its header leaves out.
+    /// Also `None` if records with negative values were left out, which has a warning of its own, or if the word means
+    /// a Poisson process, because the report compares its totals.
     fn missing_records_warning(&self, legacy: &LegacyDump) -> Option<String> {
         let is_compared_later = matches!(legacy.word, HeaderWord::Poisson(_));
         let ((objects, bytes), header) = (self.record_sums(), legacy.header);

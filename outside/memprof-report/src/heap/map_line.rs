@@ -21,8 +21,9 @@ pub(super) struct MapLine {
     pub(super) has_offset: bool,
 }
 
-/// Parses a line of a memory map: as in `/proc/PID/maps`, as in FreeBSD's `map`, or a range and a path only. A line
-/// without permissions counts as code. `None` if it has another form, or if the mapping ends before it starts.
+/// Parses a line of a memory map, in one of three forms: as in `/proc/PID/maps`, as in FreeBSD's `map`, or a range and
+/// a path only. A line without permissions counts as code. `None` if it has another form, or if the mapping ends before
+/// it starts.
 pub(super) fn parse_map_line(line: &[u8]) -> Option<MapLine> {
     let (start, rest) = parse_address(line.trim_ascii())?;
     let is_range = rest.first() == Some(&b'-');
@@ -119,8 +120,8 @@ fn parse_brief_fields(range: Mapping, text: &[u8], executable: bool) -> MapLine 
 
 /// Parses the fields of FreeBSD after the range: resident pages, pages of the object, object, permissions, counts of
 /// references and shadows, flags, `COW` or `NCOW`, `NC` or `NNC`, type, path, and in newer versions `CH` or `NCH` and a
-/// user id. `None` if the fields are others. The format has no file offset. Only a mapping of type `vnode` gets the
-/// path.
+/// user id. `None` if the fields of the permissions or of `COW` have another form. The format has no file offset. Only
+/// a mapping of type `vnode` gets the path.
 fn parse_freebsd_fields(range: &Mapping, text: &[u8]) -> Option<MapLine> {
     let mut rest = text;
     let mut next = || {
@@ -134,6 +135,7 @@ fn parse_freebsd_fields(range: &Mapping, text: &[u8]) -> Option<MapLine> {
     if !is_permissions(permissions) || !matches!(copy_on_write, b"COW" | b"NCOW" | b"NCO") {
         return None;
     }
+    // The path ends before `CH` or `NCH`, if there is one.
     let path = match memchr::memmem::rfind(rest, b"CH ") {
         Some(end) if rest[..end].ends_with(b" N") => &rest[..end - 2],
         Some(end) if rest[..end].ends_with(b" ") => &rest[..end],
@@ -153,20 +155,21 @@ fn parse_freebsd_fields(range: &Mapping, text: &[u8]) -> Option<MapLine> {
     })
 }
 
-/// Parses an address with or without `0x`. Returns it and the text after it; `None` without digits or beyond 64 bits.
+/// Parses an address with or without `0x`, after blanks. Returns the address and the text after it; `None` without
+/// digits or beyond 64 bits.
 fn parse_address(text: &[u8]) -> Option<(u64, &[u8])> {
     let text = text.trim_ascii_start();
     parse_hexadecimal(text.strip_prefix(b"0x").unwrap_or(text))
 }
 
-/// Splits off the first word. Returns it and the text after it.
+/// Skips blanks and splits off the first word. Returns the word, which may be empty, and the text after it.
 fn split_word(text: &[u8]) -> (&[u8], &[u8]) {
     let text = text.trim_ascii_start();
     let end = text.iter().position(u8::is_ascii_whitespace);
     text.split_at(end.unwrap_or(text.len()))
 }
 
-/// Returns whether a word is `r-xp`, `r-x` as FreeBSD writes it, or another text of three to five such letters.
+/// Returns whether a word consists of three to five of the letters `rwxps-`: Linux writes `r-xp`, FreeBSD `r-x`.
 fn is_permissions(word: &[u8]) -> bool {
     matches!(word.len(), 3..=5) && word.iter().all(|byte| b"rwxps-".contains(byte))
 }

@@ -19,8 +19,9 @@ pub(super) struct MemoryMap {
 }
 
 impl DumpReader<'_> {
-    /// Reads a line after the mappings' header: a mapping, a variable or a comment. Variables in a mapping are replaced
-    /// by their values. Any other line is left out, and counted for a warning. Fails if a limit is exceeded.
+    /// Reads a line after the mappings' header: a mapping, a definition of a variable (`NAME=VALUE`) or a comment. A
+    /// variable in a line (`$NAME`) is replaced by its value first. Any other line is left out, and counted for a
+    /// warning. Fails if a limit is exceeded.
     pub(super) fn read_mapping(&mut self, line: &[u8]) -> Result<()> {
         if let Some(comment) = line.strip_prefix(b"#") {
             return self.read_comment(comment);
@@ -62,8 +63,8 @@ struct Variables(HashMap<Vec<u8>, Vec<u8>>);
 const MAX_NAME_BYTES: usize = 64;
 
 impl Variables {
-    /// Replaces the variables in a line; `$` with any other name stays. `None` if the line has no `$`, or no variable is
-    /// defined. Fails if the result is longer than `max_len` bytes.
+    /// Replaces the variables in a line (`$NAME`) by their values; a `$` before any other text stays. `None` if the
+    /// line has no `$`, or no variable is defined. Fails if the result is longer than `max_len` bytes.
     fn expand(&self, line: &[u8], max_len: usize) -> Result<Option<Vec<u8>>> {
         if self.0.is_empty() || memchr::memchr(b'$', line).is_none() {
             return Ok(None);
@@ -94,8 +95,9 @@ impl Variables {
         Ok(Some(expanded))
     }
 
-    /// Finds the longest variable whose whole name starts `text`. Returns the length of the name, and the value. `None`
-    /// if there is none.
+    /// Finds the variable whose name stands at the start of `text`; the longest one if there are several. Returns the
+    /// length of the name and the value. `None` if no variable has such a name, or a letter, digit or underscore
+    /// follows, because the name goes on.
     fn find(&self, text: &[u8]) -> Option<(usize, &[u8])> {
         let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"_.-".contains(byte);
         let length = text
@@ -171,9 +173,9 @@ impl MemoryMap {
     }
 }
 
-/// Sets the file offsets that the map lacks to the distances from the first mapping of each file. They only serve
-/// addresses that will have no name, because names are found by the load address. `lines` are sorted. Returns a note if
-/// a file has several mappings without an offset, else `None`.
+/// Sets missing file offsets to the distance from the first mapping of the same file. These offsets only serve to show
+/// addresses without a symbol, as in `app+0x1234`, because symbols are found by the load address. `lines` are sorted by
+/// address. Returns a note if a file has several mappings without an offset, else `None`.
 fn assume_missing_offsets(lines: &mut [MapLine]) -> Option<String> {
     let mut starts: HashMap<String, Address> = HashMap::new();
     let mut is_assumed = false;

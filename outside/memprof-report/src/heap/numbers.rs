@@ -23,7 +23,8 @@ impl Counts {
         objects.min(bytes).min(accum_objects).min(accum_bytes) < 0
     }
 
-    /// Converts the counts to values of a sample; accumulated ones are those of what was allocated.
+    /// Converts the counts to the values of a sample: accumulated counts are the allocated values, the others those in
+    /// use.
     pub(super) fn values(self) -> SampleValues {
         SampleValues([
             self.accum_objects,
@@ -34,7 +35,8 @@ impl Counts {
     }
 }
 
-/// Parses a decimal number. Returns it and the text after it; `None` without digits or beyond `i64`.
+/// Parses a decimal number without a sign. Returns the number and the text after it; `None` without digits or beyond
+/// `i64`.
 pub(super) fn parse_decimal(text: &[u8]) -> Option<(i64, &[u8])> {
     let mut number = 0_i64;
     let mut digits = 0;
@@ -47,8 +49,8 @@ pub(super) fn parse_decimal(text: &[u8]) -> Option<(i64, &[u8])> {
     (digits > 0).then_some((number, &text[digits..]))
 }
 
-/// Parses a decimal number with or without a minus sign. Returns it and the text after it; `None` without digits or
-/// beyond `i64`.
+/// Parses a decimal number with or without a minus sign. Returns the number and the text after it; `None` without
+/// digits or beyond `i64`.
 fn parse_signed(text: &[u8]) -> Option<(i64, &[u8])> {
     match text.strip_prefix(b"-") {
         Some(digits) => parse_decimal(digits).map(|(number, rest)| (-number, rest)),
@@ -56,7 +58,8 @@ fn parse_signed(text: &[u8]) -> Option<(i64, &[u8])> {
     }
 }
 
-/// Parses a hexadecimal number. Returns it and the text after it; `None` without digits or beyond 64 bits.
+/// Parses a hexadecimal number without `0x`. Returns the number and the text after it; `None` without digits or beyond
+/// 64 bits.
 pub(super) fn parse_hexadecimal(text: &[u8]) -> Option<(u64, &[u8])> {
     let digits = text
         .iter()

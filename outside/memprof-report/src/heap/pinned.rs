@@ -6,9 +6,10 @@ use super::DumpReader;
 use crate::profile::{SampleType, Sampling, UNATTRIBUTED};
 
 impl DumpReader<'_> {
-    /// Converts a profile of pinned slabs, which was read as one of growth because it has the same format. Its amounts
-    /// are known, and only shared out by samples. The line of the memory without a stack gets a count of 0. If the
-    /// profile is sampled, it is not of pinned slabs, and `is_pinned` is cleared.
+    /// Converts a profile of pinned slabs, slabs that few live objects keep from being released. It was read as a
+    /// profile of growth, which has the same format. Its amounts are exact, and only shared out by samples. The line of
+    /// the memory without a stack gets a count of 0. A profile that is sampled is not of pinned slabs: `is_pinned` is
+    /// cleared.
     pub(super) fn convert_if_pinned(&mut self) {
         let profile = &mut self.profile;
         if !profile.is_pinned || profile.sampling != Sampling::None {

@@ -3,8 +3,9 @@
 /// Least digits of an address without `0x`: `%p` of Microsoft's C library writes 8 or 16.
 const MIN_BARE_DIGITS: usize = 8;
 
-/// Rewrites a stack as addresses with `0x`, one blank apart. Accepts `(nil)` (glibc's `%p` of null) as 0, and hexadecimal
-/// digits without `0x` if there are at least [`MIN_BARE_DIGITS`]. `None` if nothing changes, or a word is no address.
+/// Rewrites a stack, which another writer than jemalloc may spell in its own way, as addresses with `0x`, one blank
+/// apart. Accepts `(nil)` (glibc's `%p` of null) as 0, and hexadecimal digits without `0x` if there are at least
+/// [`MIN_BARE_DIGITS`]. `None` if the text is in this form already, or a word is no address.
 pub(super) fn normalize_stack(text: &[u8]) -> Option<Vec<u8>> {
     let mut words = Vec::new();
     for word in text

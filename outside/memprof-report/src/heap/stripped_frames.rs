@@ -30,8 +30,8 @@ pub(super) struct StrippedFrames {
 }
 
 impl StrippedFrames {
-    /// Removes the managed words and pseudo frames from the line of the next stack, and records them under the stack's
-    /// number.
+    /// Removes managed words, which stand for functions of an interpreted language, and pseudo frames, which stand for
+    /// data, from the line of the next stack. Records the removed words under the stack's number, counted from 1.
     pub(super) fn strip<'t>(&mut self, line: &'t [u8]) -> Cow<'t, [u8]> {
         self.stacks += 1;
         let rest = strip_pseudo_frames(line);
@@ -59,7 +59,8 @@ impl StrippedFrames {
         self.stacks_by_marks.is_empty() && self.stacks_by_managed.is_empty()
     }
 
-    /// Returns the comments that list the removed managed words: `# managed: PLACE:ID,… of STACK…`, without newlines.
+    /// Returns the comments that list the removed managed words, which stand for functions of an interpreted language,
+    /// with the numbers of their stacks, from 1: `# managed: PLACE:ID,… of STACK…`, without newlines.
     pub(super) fn managed_comments(&self) -> impl Iterator<Item = String> {
         self.stacks_by_managed.iter().flat_map(|(managed, stacks)| {
             let parts = stacks.chunks(MAX_STACKS_PER_COMMENT);

@@ -23,8 +23,9 @@ pub(super) struct SymbolFrame {
 pub(super) struct Symbols(HashMap<Address, Vec<SymbolFrame>>);
 
 impl DumpReader<'_> {
-    /// Reads a line of the symbols: `0xADDR OUTER--INLINED`, `binary=` with the program's path, or the `---` that ends
-    /// them. Fails if it is none of these, or the memory budget is exceeded.
+    /// Reads a line of the symbols that jeprof writes before a profile: `0xADDR OUTER--INLINED`, `binary=` with the
+    /// program's path, or the `---` that ends the symbols. Fails if the line has another form, or the memory budget is
+    /// exceeded.
     pub(super) fn read_symbol(&mut self, line: &[u8]) -> Result<()> {
         if line == b"---" {
             self.section = DumpSection::SymbolsEnd;
@@ -46,7 +47,8 @@ impl DumpReader<'_> {
         self.add_symbol(Address(address), frames.collect())
     }
 
-    /// Adds the functions at an address, the innermost first. Fails if they exceed the memory budget.
+    /// Adds the functions at an address, the innermost first, in place of those that it had. Fails if the names exceed
+    /// the memory budget.
     pub(super) fn add_symbol(&mut self, address: Address, frames: Vec<SymbolFrame>) -> Result<()> {
         let length = |frame: &SymbolFrame| {
             frame.name.len() + frame.place.as_ref().map_or(0, |(file, _)| file.len())
@@ -61,8 +63,8 @@ impl DumpReader<'_> {
     }
 }
 
-/// Splits `outer--inlined` into names. The `--` of a C++ `operator--`, which jeprof does not escape, is part of its
-/// name, with the parameters after it.
+/// Splits `outer--inlined` into the names of functions. The `--` of a C++ `operator--`, which jeprof does not escape,
+/// is part of the operator's name, as are parameters that follow it.
 fn split_names(text: &str) -> Vec<String> {
     const OPERATOR: &str = "operator";
     let mut names: Vec<String> = Vec::new();
@@ -84,13 +86,14 @@ fn split_names(text: &str) -> Vec<String> {
 }
 
 impl Symbols {
-    /// Returns whether functions are known at exactly that address.
+    /// Returns whether functions are known at exactly this address.
     pub(super) fn contains(&self, address: Address) -> bool {
         self.0.contains_key(&address)
     }
 
-    /// Converts the symbols to names of the profile's addresses. A symbol's address is the return address less 1, as Go
-    /// writes all frames and jeprof all but the leaf; else it is the address itself. `None` if the dump has no symbols.
+    /// Converts the symbols to names of the profile's addresses; an address without a symbol gets none. The symbol of a
+    /// return address stands at the address less 1, as Go writes all frames and jeprof all but the leaf; if there is
+    /// none, the symbol at the address itself is taken. `None` if the dump has no symbols.
     pub(super) fn into_names(self, profile: &Profile) -> Option<Names> {
         if self.0.is_empty() {
             return None;

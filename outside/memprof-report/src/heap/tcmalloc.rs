@@ -141,9 +141,10 @@ pub fn write_tcmalloc(
     Err(Error::Truncated { problem })
 }
 
-/// Converts the addresses of a stack to tcmalloc's text, each with a blank before it: without the allocator's at the
-/// leaf, of which the last stays if there are no others, and with the leaf less 1, because the readers look it up
-/// unchanged. If the new leaf is no address, or the stack is empty, the text stays as it is.
+/// Converts the addresses of a stack to tcmalloc's text, each with a blank before it. Leaves out the allocator's
+/// addresses at the leaf, but the outermost one stays if the stack has no others. The new leaf is written less 1,
+/// because the readers look it up unchanged. If the new leaf is no address, or the stack is empty, the text stays as it
+/// is.
 fn to_tcmalloc_stack(addresses: &[u8], allocator: &HashSet<Address>) -> Vec<u8> {
     let words = addresses.split(|byte| *byte == b' ');
     let words: Vec<&[u8]> = words.filter(|word| !word.is_empty()).collect();
@@ -169,12 +170,13 @@ fn to_tcmalloc_stack(addresses: &[u8], allocator: &HashSet<Address>) -> Vec<u8> 
     stack
 }
 
-/// Returns `9: 412 [0: 0]` of `  t*: 9: 412 [0: 0]`. `None` for another line.
+/// Returns the values of a `t*` line, which are those of all threads: `9: 412 [0: 0]` for `  t*: 9: 412 [0: 0]`. `None`
+/// for another line.
 fn totals_text(line: &[u8]) -> Option<&[u8]> {
     line.trim_ascii_start().strip_prefix(b"t*: ")
 }
 
-/// Writes the comments with the pseudo frames that were removed from a dump.
+/// Writes the pseudo frames that were removed from a dump, as comments: one line each, with the numbers of the stacks.
 fn write_mark_comments(stripped: &StrippedFrames, out: &mut dyn Write) -> Result<()> {
     let mut comments = stripped.mark_comments();
     comments.try_for_each(|comment| write_parts(out, &[comment.as_bytes(), b"\n"]))

@@ -42,14 +42,14 @@ pub(super) struct ThreadTotals {
 }
 
 impl ThreadTotals {
-    /// Starts a new set of threads, after a `t*` line with the values `all`.
+    /// Forgets the threads of the stack before, and stores `all`, the text of the values in the next `t*` line.
     fn reset(&mut self, all: &[u8]) {
         self.all.clear();
         self.all.extend_from_slice(all);
         self.count = 0;
     }
 
-    /// Counts a thread, and compares its values with those of the `t*` line.
+    /// Counts a thread, and compares the text of its values with that of the `t*` line.
     fn add_thread(&mut self, values: &[u8]) {
         self.count += 1;
         self.is_equal = values == self.all;
@@ -63,7 +63,8 @@ impl ThreadTotals {
 }
 
 impl DumpReader<'_> {
-    /// Reads the sample interval from the first line after `heap_v2/`. Fails unless it is a number of at least 1.
+    /// Reads the header: `interval` is the rest of the line after `heap_v2/`, the mean number of bytes between samples.
+    /// The next line must have the totals. Fails unless the interval is a number of at least 1.
     pub(super) fn read_v2_header(&mut self, interval: &[u8]) -> Result<()> {
         let sampling = match parse_decimal(interval) {
             Some((interval @ 1.., rest)) if rest.trim_ascii().is_empty() => interval as u64,
@@ -77,8 +78,9 @@ impl DumpReader<'_> {
         Ok(())
     }
 
-    /// Reads a line before the mappings: the totals, a stack, its values, one of its threads, or the blank line after
-    /// the stacks. The mappings' header, too, ends the stacks. Fails if the line is not what `expected` says.
+    /// Reads a line before the mappings: the totals, a stack, its values, the values of one thread, or the blank line
+    /// after the stacks. The mappings' header, too, ends the stacks. Sets the kind of line that may come next. Fails if
+    /// the line is not of the kind `expected`.
     pub(super) fn read_v2_line(&mut self, expected: Expected, line: &[u8]) -> Result<()> {
         if line.first() != Some(&b' ') {
             self.record_thread_contradiction(self.line);
@@ -111,7 +113,7 @@ impl DumpReader<'_> {
         }
     }
 
-    /// Reads the addresses of a stack. The next line must have its values.
+    /// Reads a line `@ 0x… 0x…` with the addresses of a stack. The next line must have the stack's values.
     fn read_v2_stack(&mut self, line: &[u8]) -> Result<()> {
         self.read_stack(line[1..].trim_ascii())?;
         self.section = DumpSection::V2(Expected::StackTotals);
@@ -135,15 +137,16 @@ impl DumpReader<'_> {
         Ok(())
     }
 
-    /// Records the first contradiction between `t*` and its only thread: `next_line` is the number of the line after
-    /// the threads.
+    /// Records where a `t*` line first differs from the line of its only thread, if the lines of the threads read last
+    /// do. `next_line` is the number of the line after them.
     pub(super) fn record_thread_contradiction(&mut self, next_line: u64) {
         if self.threads.contradicts_total() {
             self.contradictory_line.get_or_insert(next_line);
         }
     }
 
-    /// Parses `text`, the values after `t*:`, and records whether any value is accumulated. An error quotes `line`.
+    /// Parses `text`, the values after `t*:`, and records whether the dump has accumulated values, which count freed
+    /// objects, too. Fails if the text has another form, or a value is negative; the error quotes `line`.
     fn read_v2_values(&mut self, text: &[u8], line: &[u8]) -> Result<SampleValues> {
         match parse_counts(text) {
             Some((counts, rest)) if rest.trim_ascii().is_empty() && !counts.has_negative() => {

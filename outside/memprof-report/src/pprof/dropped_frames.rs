@@ -42,15 +42,17 @@ impl DropPatterns {
         })
     }
 
-    /// Returns whether a function and those that it calls are left out.
-    fn match_function(&self, name: &str) -> bool {
+    /// Returns whether a function is left out, with all functions that it calls: its name without parameters matches
+    /// `drop` and does not match `keep`.
+    fn drops_function(&self, name: &str) -> bool {
         let name = without_parameters(name);
         let is_kept = || self.keep.as_ref().is_some_and(|keep| keep.is_match(name));
         self.drop.is_match(name) && !is_kept()
     }
 }
 
-/// Returns the name of a C++ function without its parameters.
+/// Returns the name of a C++ function up to the bracket of its parameters. The brackets of `operator()` and `(anonymous
+/// namespace)` are part of the name.
 fn without_parameters(name: &str) -> &str {
     let mut brackets = name
         .match_indices('(')
@@ -63,9 +65,9 @@ fn without_parameters(name: &str) -> &str {
 }
 
 impl Profile {
-    /// Removes the frames of the functions that the pattern `drop` matches and `keep` does not, and those towards the
-    /// leaf. Those at the root stay, so that no stack is empty. Removes nothing if a pattern is malformed, with a
-    /// warning.
+    /// Removes the frames of the functions that the pattern `drop` matches and `keep` does not, and all frames that
+    /// they called. Matching frames at the root stay, so that no stack is empty. If a pattern is malformed or too long,
+    /// adds a warning and removes nothing.
     pub(super) fn drop_frames(&mut self, drop: &str, keep: &str) {
         let Some(names) = &mut self.names else {
             return;
@@ -79,11 +81,12 @@ impl Profile {
         // Many locations may have one long name.
         let mut known = HashMap::new();
         let addresses = (0..self.stacks.addresses().len() as u32).map(AddressId);
-        // By address: whether it is left out itself, if those towards the leaf are.
+        // By address: `None` if no function of it matches. Else the addresses towards the leaf are left out, and the
+        // value says whether the address itself is, too. It stays if it has callers of the matching function.
         let cuts = addresses.map(|address| {
             let frames = names.frames(address);
             let last = frames.iter().rposition(|frame| {
-                let matches = || patterns.match_function(names.strings.get(frame.function));
+                let matches = || patterns.drops_function(names.strings.get(frame.function));
                 *known.entry(frame.function).or_insert_with(matches)
             })?;
             let callers = frames[last + 1..].to_vec();
@@ -96,6 +99,7 @@ impl Profile {
         let cuts: Vec<Option<bool>> = cuts.collect();
         self.stacks.select_frames(|frames| {
             let cut = |index: &usize| cuts[frames[*index].0 as usize];
+            // Frames come leaf first. Matching frames at the root stay.
             let mut from_root = (0..frames.len())
                 .rev()
                 .skip_while(|index| cut(index).is_some());
@@ -113,7 +117,7 @@ mod tests {
     fn patterns_match_whole_names_without_parameters() {
         let check = |name: &str, expected: bool| {
             let patterns = DropPatterns::compile("pool::.*|track", "pool::main").unwrap();
-            assert_eq!(patterns.match_function(name), expected, "{name}");
+            assert_eq!(patterns.drops_function(name), expected, "{name}");
         };
         check("track", true);
         check("track(int)", true);

@@ -48,7 +48,8 @@ impl Reader<'_> {
     }
 }
 
-/// Assigns each address of the profile to the mapping that its location names; `named` has these ids, by address.
+/// Assigns each address of the profile to the mapping that its location names. `named` has, by address, the id of this
+/// mapping, 0 for none; `indexes` has the mappings by their ids.
 ///
 /// If profiles of several processes were merged, an address may be other code in another mapping. So a location that
 /// names no mapping is in none, and so is one that names an unknown mapping, with a warning. Only if no location names
@@ -78,8 +79,8 @@ pub(super) fn assign_mappings(profile: &mut Profile, named: &[u64], indexes: &Ma
     profile.address_mappings = Some(found);
 }
 
-/// Returns the mapping that contains each address; `None` for one in no mapping. All are `None` if mappings overlap,
-/// because then an address may be in several.
+/// Returns, for each address, the index of the mapping that contains it; `None` for an address in no mapping. All are
+/// `None` if mappings overlap, because then an address may be in several.
 fn find_mappings_by_address(profile: &Profile) -> Vec<Option<u32>> {
     let mut pairs = profile.mappings.windows(2);
     let is_disjoint = pairs.all(|pair| pair[0].end <= pair[1].start);

@@ -22,7 +22,7 @@ const PARTS: [(&str, Part); 6] = [
 
 const PID: &str = "pid";
 
-/// Returns the comments of a pprof file: memprof's version, then the parts of the origin that are known.
+/// Returns comments for a pprof file: memprof's version, then `KEY: VALUE` for each part of the origin that is known.
 pub(crate) fn origin_comments(origin: &ProfileOrigin) -> Vec<String> {
     let mut origin = origin.clone();
     let mut comments = vec![format!("{WRITER}{}", env!("CARGO_PKG_VERSION"))];
@@ -34,7 +34,8 @@ pub(crate) fn origin_comments(origin: &ProfileOrigin) -> Vec<String> {
     comments
 }
 
-/// Reads the origin from the comments of a profile that memprof wrote; empty if another writer did.
+/// Reads the origin of a profile, such as the host's name and process id, from the comments of a pprof file that
+/// memprof wrote. Empty if another program wrote the file. Ignores unknown comments.
 pub(super) fn read_origin(comments: &[String]) -> ProfileOrigin {
     let mut origin = ProfileOrigin::default();
     let Some((first, rest)) = comments.split_first() else {

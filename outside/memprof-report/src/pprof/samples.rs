@@ -17,8 +17,9 @@ use crate::stacks::AddressId;
 pub(super) type ScaledColumn = (Column, i64);
 
 impl<'a> Reader<'a> {
-    /// Decides for each sample type where its values are stored. Returns the types, and for each value of a sample its
-    /// column and the factor that converts it to the column's unit. Fails if there are no types.
+    /// Decides for each sample type of the file where its values are stored. Returns the types, and for each value of a
+    /// sample its column and the factor that converts it to the column's unit. Fails if there are no types, or a string
+    /// is missing.
     pub(super) fn arrange_value_types(
         &self,
         types: &[proto::ValueType],
@@ -39,8 +40,8 @@ impl<'a> Reader<'a> {
         Ok((types, columns.into_iter().zip(factors).collect()))
     }
 
-    /// Counts the memory of `count` samples with values of these `types`, before any of it is allocated. Fails if they
-    /// exceed a limit.
+    /// Counts the memory of `count` samples with values of these `types`, before any of it is allocated. Fails if there
+    /// are too many samples, or the memory budget is exceeded.
     pub(super) fn charge_samples(&mut self, count: usize, types: &ValueTypes) -> Result<()> {
         if count > self.limits.samples {
             return Err(Error::Limit {
@@ -54,9 +55,10 @@ impl<'a> Reader<'a> {
         self.budget.charge_all(ProfileItem::Value, values, bytes)
     }
 
-    /// Reads the samples into `profile`. `columns` has, for each value of a sample, its place and the factor to
-    /// multiply it by; `locations` are ascending by id. Fails if a sample is malformed, has more or fewer values than
-    /// `columns`, names a location that does not exist, or exceeds a limit.
+    /// Reads the samples into `profile`, with their stacks and labels. `columns` has, for each value of a sample, the
+    /// column that stores it and the factor to multiply it by. `locations` has the addresses by location id, ascending.
+    /// Fails if a sample is malformed, has more or fewer values than `columns`, names a location that does not exist,
+    /// or exceeds a limit, or if a value overflows.
     pub(super) fn read_samples(
         &mut self,
         profile: &mut Profile,
@@ -115,6 +117,7 @@ impl<'a> Reader<'a> {
             if profile.stacks.len() > known {
                 self.charge_memory(ProfileItem::Stack(depth))?;
             }
+            // A sample has a value for each column, so none in the row is of the sample before.
             types.push_row(&row);
             profile.samples.push(Sample {
                 label: self.intern_label_set(&labels, &mut sets, &mut profile.labels)?,
@@ -164,8 +167,8 @@ impl<'a> Reader<'a> {
         Ok(id)
     }
 
-    /// Returns the string with that index, of which all labels share one copy. Fails if there is no such string, or the
-    /// memory budget is exceeded.
+    /// Returns the string at `index` of the profile's string table, of which all labels share one copy. Unprintable
+    /// characters are replaced. Fails if there is no such string, or the memory budget is exceeded.
     fn shared_string(&mut self, index: i64, sets: &mut LabelSets) -> Result<Arc<str>> {
         if let Some(known) = sets.strings.get(&index) {
             return Ok(Arc::clone(known));
@@ -176,7 +179,8 @@ impl<'a> Reader<'a> {
         Ok(string)
     }
 
-    /// Returns the string with that index, with unprintable characters replaced. Fails if there is none.
+    /// Returns the string at `index` of the profile's string table, with unprintable characters replaced. Fails if the
+    /// table has no such string.
     pub(super) fn printable_string(&self, index: i64) -> Result<String> {
         Ok(replace_unprintable(&self.string_at(index)?).into_owned())
     }
@@ -190,8 +194,8 @@ struct LabelSets {
     keys: HashSet<Arc<str>>,
 }
 
-/// Returns the address of the location with that id; `locations` are ascending by id. Tries index `id` − 1 first,
-/// because most profiles number them from 1. Fails if there is none.
+/// Returns the address of the location with this id; `locations` are ascending by id. Tries index `id` − 1 first,
+/// because most profiles number locations from 1. Fails if there is no such location.
 fn location_address(locations: &[(u64, AddressId)], id: u64) -> Result<AddressId> {
     let guess = usize::try_from(id.wrapping_sub(1)).ok();
     let guessed = guess.and_then(|index| locations.get(index));

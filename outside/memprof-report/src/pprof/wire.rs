@@ -103,9 +103,9 @@ pub(crate) struct FieldScan {
 }
 
 impl FieldScan {
-    /// Scans the further fields that are complete in `bytes`, which are all bytes read so far. Returns false if the
-    /// bytes are no profile: a field has a number, wire type or length that no profile has, or the first string is not
-    /// empty.
+    /// Scans the fields that have become complete since the last call. `bytes` are all bytes read so far. Returns
+    /// whether they may still be the start of a profile: false if a field has a number, wire type or length that no
+    /// profile has, or the first string is not empty.
     pub(crate) fn advance(&mut self, bytes: &[u8]) -> bool {
         while is_possible_start(&bytes[self.scanned..]) {
             let mut fields = Fields(&bytes[self.scanned..]);
@@ -142,7 +142,8 @@ impl FieldScan {
     }
 }
 
-/// Returns whether `bytes` may start with a field of a profile; true if they end before that is decided.
+/// Returns whether `bytes` may start with a field of a profile, by its number, wire type and length; true if the bytes
+/// end too early to decide.
 fn is_possible_start(mut bytes: &[u8]) -> bool {
     const MAX_VARINT_BYTES: usize = 10;
     let is_cut = |length: usize| length < MAX_VARINT_BYTES;
@@ -167,7 +168,8 @@ fn is_possible_start(mut bytes: &[u8]) -> bool {
         }
 }
 
-/// Reads a varint and advances `bytes`. `None` if it is truncated or longer than 64 bits.
+/// Reads a varint and advances `bytes` behind it. `None` if it is truncated or longer than ten bytes, the most that 64
+/// bits need.
 fn read_varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for shift in (0..64).step_by(7) {

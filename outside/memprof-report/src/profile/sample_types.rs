@@ -25,8 +25,8 @@ const MEMORY: [(&[&str], u32); 6] = [
 ];
 
 impl Unit {
-    /// Parses a unit. Returns it with the factor that converts values to it: a multiple of bytes is converted to bytes,
-    /// and any other unit stays as it is.
+    /// Parses a unit by its name in a profile. Returns the unit in which values are stored, and the factor that
+    /// converts values of the file to it: a multiple of bytes becomes bytes, any other unit stays, with the factor 1.
     pub(crate) fn parse(text: &str) -> (Self, i64) {
         let lower = text.to_lowercase();
         // Short units such as `ms` keep their `s`.
@@ -162,7 +162,7 @@ impl ValueTypes {
         self.rows.extend_from_slice(values);
     }
 
-    /// Types with the positions of their values: those of the samples first.
+    /// Types with the positions of their values: first the types whose values the samples have, then those of the rows.
     pub(crate) fn columns(&self) -> impl Iterator<Item = (Column, &ValueType)> {
         let in_samples = SampleType::ALL.into_iter().zip(&self.in_samples);
         let in_samples =
@@ -172,16 +172,17 @@ impl ValueTypes {
             .chain(in_rows.filter_map(|(index, found)| Some((Column::Row(index), found.as_ref()?))))
     }
 
-    /// Returns the position of the first type that has that name in the file, or else in reports. `None` if there is
-    /// none.
+    /// Returns the position of the first type that has `name` in the file or, if there is none, in reports. `None` if
+    /// no type has this name.
     fn find_column(&self, name: &str) -> Option<Column> {
         let written = self.columns().find(|(_, known)| known.written == name);
         let found = written.or_else(|| self.columns().find(|(_, known)| known.name == name));
         found.map(|(column, _)| column)
     }
 
-    /// Exchanges the values at `index` of each row with those of the samples: with the bytes in use if the row's unit
-    /// is bytes, else with the objects in use. Returns the sample type under which the row's values are then.
+    /// Exchanges the values at `index` of each row with values of the samples, because reports read only those: with
+    /// the bytes in use if the unit at `index` is bytes, else with the objects in use. Returns the sample type under
+    /// which the row's values are stored from then on.
     fn swap_into_samples(&mut self, index: usize, samples: &mut [Sample]) -> SampleType {
         let is_bytes = |found: &Option<ValueType>| {
             found
@@ -206,8 +207,8 @@ impl ValueTypes {
 }
 
 impl Profile {
-    /// Types of the profile's values with their positions: those of its file or, for a dump, the sample types that it
-    /// has.
+    /// Types of the profile's values with their positions: those of the pprof file or, for a text dump, the sample
+    /// types that it has, which are two or four.
     pub(crate) fn columns(&self) -> Vec<(Column, ValueType)> {
         match &self.value_types {
             Some(types) => types
@@ -233,15 +234,17 @@ impl Profile {
         }
     }
 
-    /// Returns the type that a sample type stands for: the file's own, or the one that was selected in its place.
+    /// Returns the name and unit of the values that the samples have as `sample_type`: those of the pprof file, of a
+    /// type that was selected in its place, or else of the sample type itself.
     pub(crate) fn value_type(&self, sample_type: SampleType) -> ValueType {
         let types = self.value_types.as_ref();
         let found = types.and_then(|types| types.in_samples[sample_type as usize].clone());
         found.unwrap_or_else(|| sample_type.into())
     }
 
-    /// Selects the type with that name: moves its values into the samples if they are not there. Returns the sample
-    /// type that stands for it from now on. Fails if the profile has no such type, and names those that it has.
+    /// Selects the type called `name` for reports. If its values are not in the samples, exchanges them with the values
+    /// in use of the samples. Returns the sample type under which the values are from now on. Fails if the profile has
+    /// no such type; a profile of pinned slabs has `inuse_space` only.
     pub(crate) fn select_type(&mut self, name: &str) -> Result<SampleType> {
         let Some(types) = &mut self.value_types else {
             let columns = self.columns();
@@ -261,7 +264,8 @@ impl Profile {
         }
     }
 
-    /// Error for a sample type that the profile lacks, with the reason or the types that it has.
+    /// Returns the error for a sample type that the profile lacks, with the reason or the names of the types that it
+    /// has.
     fn missing_type_error(&self, name: &str) -> Error {
         let is_alloc = SampleType::ALL
             .iter()

@@ -27,6 +27,7 @@ pub(super) fn write_collapsed(folded: &Folded<'_>, out: &mut dyn Write) -> Resul
                 line.push(b';');
             }
             line.extend_from_slice(names[function.0 as usize].as_bytes());
+            // A deep stack is written in parts, so that its line is not whole in memory.
             if line.len() > MAX_PART_BYTES {
                 out.write_all(&line)?;
                 line.clear();

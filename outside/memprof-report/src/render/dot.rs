@@ -17,8 +17,9 @@ const DEFAULT_FUNCTIONS: usize = 80;
 /// Smallest edge, in percent of the total.
 const MIN_EDGE_PERCENT: f64 = 0.1;
 
-/// Writes the graph of the functions with the largest cumulative values, `top` or [`DEFAULT_FUNCTIONS`] of them, and of
-/// the calls between them. Calls with less than [`MIN_EDGE_PERCENT`] of the total are left out.
+/// Writes the call graph in graphviz's language: the functions with the largest cumulative values, `top` or
+/// [`DEFAULT_FUNCTIONS`] of them, and the calls between them. Leaves out calls with less than [`MIN_EDGE_PERCENT`] of
+/// the total. Fails if the calls exceed the memory budget.
 pub(super) fn write_dot(
     input: &RenderInput<'_>,
     options: &Options,
@@ -77,8 +78,8 @@ pub(super) fn write_dot(
     Ok(())
 }
 
-/// Writes the node of a function, under the name `n3` for the index 3. Its size shows the share of the flat value in
-/// `total`. Its colour shows that of the cumulative value: orange, or blue for a negative one.
+/// Writes the graph's node for a function, under the name `n3` for the index 3. The size of its text shows the share of
+/// the flat value in `total`. Its colour shows the share of the cumulative value: orange, or blue if it is negative.
 fn write_node(
     index: usize,
     row: &Row,
@@ -107,7 +108,8 @@ fn write_node(
     Ok(())
 }
 
-/// Escapes text for a label in double quotes, in which graphviz ends lines at `\n` and `\l`, and decodes HTML entities.
+/// Escapes a text for a label in double quotes. In such a label, graphviz ends lines at `\n` and `\l`, and decodes HTML
+/// entities.
 fn escape_label(name: &str) -> String {
     name.replace('\\', "\\\\")
         .replace('"', "\\\"")

@@ -56,15 +56,16 @@ const GREY: Color = Color {
     b: 210,
 };
 
-/// Returns the options of inferno that all flamegraphs share: colours depend on names, not on chance.
+/// Returns the options of inferno, which draws the picture, that all flamegraphs share: colours depend on names, not on
+/// chance.
 fn shared_options() -> Flamegraph<'static> {
     let mut options = Flamegraph::default();
     options.deterministic = true;
     options
 }
 
-/// Returns the colours for functions that are not the program's own: grey. inferno does not use them in a comparison,
-/// where colours show the change.
+/// Returns a palette for inferno that makes all functions grey that are not the program's own. inferno ignores it in a
+/// comparison, in which colours show the change. Names are written as in the lines for inferno, with `:` for `;`.
 fn grey_palette(folded: &Folded<'_>) -> PaletteMap {
     let mut palette = PaletteMap::default();
     for (index, origin) in folded.origins.iter().enumerate() {
@@ -76,7 +77,8 @@ fn grey_palette(folded: &Folded<'_>) -> PaletteMap {
     palette
 }
 
-/// Writes the flamegraph. Fails if no stack has a positive value, or the drawn stacks exceed the memory budget.
+/// Writes the flamegraph as SVG. In a comparison, widths show the profile's values and colours the changes from the
+/// base. Fails if no stack has a positive value, or the drawn stacks exceed the memory budget.
 pub(super) fn write_flamegraph(
     input: &RenderInput<'_>,
     options: &Options,

@@ -15,8 +15,9 @@ pub(super) type Edge = (StringId, StringId);
 /// Memory of an edge, in bytes.
 const BYTES_PER_EDGE: u64 = 176;
 
-/// Returns the value of each edge (caller, callee), the largest change or value first; an edge that a stack has twice
-/// counts once. Fails if they exceed the memory budget.
+/// Returns the edges of the call graph, pairs of caller and callee, with their values, the largest change or value
+/// first. An edge that occurs in a stack several times, by recursion, counts once for it. Fails if the edges exceed the
+/// memory budget.
 pub(super) fn call_edges(
     folded: &Folded<'_>,
     mut memory_left: MemoryLeft,

@@ -49,7 +49,8 @@ static SCRIPT: LazyLock<String> = LazyLock::new(|| {
     join_modules(&modules.chain([START_SCRIPT]).collect::<Vec<_>>())
 });
 
-/// Joins modules into one script: removes imports and the word `export`.
+/// Joins ES modules into one script: removes the lines that start with `import`, and the word `export` at the start of
+/// a line. The modules come in the order of their imports.
 fn join_modules(modules: &[&str]) -> String {
     let lines = modules.iter().copied().flat_map(str::lines);
     let lines = lines.filter(|line| !line.starts_with("import "));
@@ -62,8 +63,8 @@ fn join_modules(modules: &[&str]) -> String {
 /// names the symbols have.
 pub static POLICY: LazyLock<String> = LazyLock::new(|| content_security_policy(&SCRIPT));
 
-/// Returns the Content-Security-Policy of a page with that script: it allows only the script and the viewer's style
-/// sheet, by their hashes.
+/// Returns the Content-Security-Policy of a page that contains `script`: it allows only this script and the viewer's
+/// style sheet, by their hashes.
 fn content_security_policy(script: &str) -> String {
     let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text));
     format!(
@@ -145,8 +146,8 @@ impl<T: Serialize> Serialize for NodeColumn<'_, T> {
 }
 
 impl<'f> ViewerTree<'f> {
-    /// Returns the columns of the nodes in `folded`. Those of the base are empty without a base, and those of the
-    /// estimate if nothing was sampled.
+    /// Returns the columns of the nodes in `folded`. The column of the base's values is empty without a base, and the
+    /// columns of sample counts and errors are empty if nothing was sampled.
     fn new(folded: &'f Folded<'f>, has_base: bool) -> Self {
         let is_estimated = folded
             .stacks
@@ -194,7 +195,8 @@ pub(super) fn write_html(
     })
 }
 
-/// Writes a page that runs one script on the JSON that `data` writes. `policy` is its Content-Security-Policy.
+/// Writes a page from the template `PAGE`: with `script`, and with the JSON that `data` writes, in which `<`, `>` and
+/// `&` are escaped. `policy` is the page's Content-Security-Policy.
 fn write_page(
     policy: &str,
     script: &str,
@@ -254,7 +256,8 @@ pub(super) fn write_view(
         .map_err(|error| Error::failed_to("write the report")(error.into()))
 }
 
-/// Returns the ages of each function's memory. `None` if the profile has none, or there is a base.
+/// Returns the live bytes by age, of each function and of all together. `None` if the profile has no ages, or there is
+/// a base.
 fn viewer_ages(input: &RenderInput<'_>, options: &Options) -> Option<ViewerAges> {
     let ages = input
         .profile

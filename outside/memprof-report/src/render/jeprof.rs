@@ -2,8 +2,8 @@
 //!
 //! The values are unsampled, which the header's `heapprofile` declares. jeprof looks up the leaf as it is and every
 //! other address less 1, google-pprof each address as it is: so the leaf is written less 1, and each function is named
-//! at both addresses. The line `--- heap` that jeprof writes before the profile is omitted: jeprof does not need it, and
-//! google-pprof does not know it.
+//! at both addresses. The line `--- heap` that jeprof writes before the profile is omitted: jeprof does not need it,
+//! and google-pprof does not know it.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -15,8 +15,9 @@ use crate::options::Options;
 use crate::profile::{Address, Mapping, Profile, SampleType, SampleValues};
 use crate::stacks::AddressId;
 
-/// Writes symbols, stacks and mappings in the text that jeprof reads, without the allocator's frames and without
-/// negative values, which it cannot hold. Fails if the selected sample type is one that it does not have.
+/// Writes symbols, stacks and mappings in the text that jeprof reads, without the allocator's frames. The format cannot
+/// hold negative values: 0 is written in their place. Fails if the selected sample type is none of `inuse_*` and
+/// `alloc_*`, the types of the format.
 pub(super) fn write_jeprof(
     input: &RenderInput<'_>,
     options: &Options,
@@ -92,10 +93,10 @@ pub(super) fn write_jeprof(
 /// may look up a leaf at the byte before it.
 const FREE_ADDRESSES: u64 = u64::MAX - 0xfff;
 
-/// Returns a unique address for each call, because jeprof distinguishes calls by address only. It is the call's own
-/// address, unless another mapping than the call's is written there, another call has this or a neighbouring address,
-/// or it is too near to an end of memory. Then it is a free address below [`FREE_ADDRESSES`]. If the file assigned no
-/// mappings to its addresses, all calls keep their own.
+/// Returns a unique address for each call, because jeprof distinguishes calls by address only. A call keeps its own
+/// address if the mapping that is written for this address is the call's, no other call has this or a neighbouring
+/// address, and it is not too near to an end of the address space. Any other call gets a free address below
+/// [`FREE_ADDRESSES`]. If the input file assigned no mappings to its addresses, all calls keep their own.
 fn distinct_call_addresses(profile: &Profile) -> Vec<u64> {
     let ids = (0..profile.stacks.addresses().len() as u32).map(AddressId);
     if profile.address_mappings.is_none() {
@@ -144,8 +145,8 @@ fn format_counts(values: SampleValues) -> String {
     )
 }
 
-/// Iterates over the mappings that are written: without those that are no range, hold linked addresses instead of those
-/// in memory, or overlap an earlier one.
+/// Iterates over the mappings that are written. Leaves out empty ones, those whose addresses are of the file as it was
+/// linked, not of memory, and those that overlap an earlier one.
 fn written_mappings(profile: &Profile) -> impl Iterator<Item = &Mapping> {
     let mut end = Address(0);
     profile.mappings.iter().filter(move |mapping| {

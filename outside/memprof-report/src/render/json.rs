@@ -293,7 +293,8 @@ fn label_shares<'a>(
     })
 }
 
-/// Returns the sum over the samples of each type that the profile has, less that of the base if there is one.
+/// Returns, for each sample type of the profile by its name, the sum over all samples, less the base's sum if there is
+/// a base. A sum that overflows is the largest or smallest number.
 fn type_totals(named: &SymbolizedProfile, base: Option<&SymbolizedProfile>) -> Totals {
     let sum = |named: &SymbolizedProfile, column| {
         let samples = named.profile.samples.iter();

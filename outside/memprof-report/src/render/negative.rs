@@ -10,9 +10,9 @@ use crate::profile::{Profile, SampleType, SampleValues};
 use crate::stacks::StackId;
 use crate::symbolized_profile::SymbolizedProfile;
 
-/// Returns a note on the values that the format leaves out because they are negative, with their sum. Collapsed stacks
-/// hold them, but most flamegraph tools skip such lines, which the note says. `None` if nothing is lost of the profile
-/// and its base.
+/// Returns a note on the negative values that the output format cannot show, with their sum. Collapsed stacks contain
+/// them, but the note says that most flamegraph tools skip such lines. `None` if there are no negative values, or the
+/// format shows them, as collapsed stacks do with a base.
 pub(crate) fn left_out_note(
     profile: &SymbolizedProfile,
     base: Option<&SymbolizedProfile>,
@@ -64,8 +64,8 @@ pub(crate) fn left_out_note(
     }
 }
 
-/// Returns the stack and the values of each sample. If any value is negative, as in a difference, samples of one stack
-/// are added up: what it gained and lost is one value.
+/// Returns the stack and the values of each sample. If any value is negative, as in a difference of two profiles, the
+/// samples of one stack are added up first: a gain and a loss of the stack become one value.
 pub(super) fn net_samples(profile: &Profile) -> Vec<(StackId, SampleValues)> {
     let samples = profile.samples.iter();
     let samples = samples.map(|sample| (sample.stack, sample.values));
@@ -89,8 +89,8 @@ pub(super) fn net_samples(profile: &Profile) -> Vec<(StackId, SampleValues)> {
     net
 }
 
-/// Returns the number of folded stacks with a negative value, and the sum of these values. With a base, the base's
-/// negative value is subtracted from the profile's, and a stack in which both are equal does not count.
+/// Returns the number of folded stacks with a negative value, and the sum of these values. With a base, the negative
+/// value of the base is subtracted from that of the profile, and a stack whose difference is 0 does not count.
 fn count_negative_stacks(
     profile: &SymbolizedProfile,
     base: Option<&SymbolizedProfile>,

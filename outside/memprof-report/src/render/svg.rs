@@ -8,7 +8,7 @@ use super::{RenderInput, dot};
 use crate::error::{Error, Result};
 use crate::options::Options;
 
-/// Writes the graph as an SVG. Fails if graphviz is missing or fails.
+/// Writes the call graph as an SVG, which graphviz draws. Fails if graphviz is missing or fails.
 pub(super) fn write_svg(
     input: &RenderInput<'_>,
     options: &Options,

@@ -32,8 +32,8 @@ pub(super) fn write_text(
     }
 }
 
-/// Writes the heading, and one row per value of the label `key`, the largest first, up to `top` rows. Fails if the
-/// profile has no such label.
+/// Writes the heading, one row per value of the label `key`, the largest first, up to `top` rows, and the number of
+/// values without a row. Fails if the profile has no such label.
 fn write_label_shares(
     input: &RenderInput<'_>,
     key: &str,
@@ -66,8 +66,9 @@ fn write_label_shares(
     Ok(())
 }
 
-/// Writes one row per function of a profile without a base, up to `top` rows. Columns for samples are written if any
-/// were counted, those for ages with `--ages` if the profile has them.
+/// Writes one row per function of a profile without a base, up to `top` rows, and the number of functions without a
+/// row. Columns for samples and errors are written if samples were counted, columns for ages if the options request
+/// ages and the profile has them.
 fn write_function_values(
     rows: &[Row],
     folded: &Folded<'_>,
@@ -148,8 +149,8 @@ fn write_function_values(
     write_omitted_count(rows.len() - shown, out)
 }
 
-/// Writes one table per kind of change, with up to `top` of the functions that changed in that way. If none changed,
-/// writes a line that says so.
+/// Writes the changes from a base: one table for each of the kinds grew, shrank, new and gone, with up to `top`
+/// functions. If no function changed, writes a line that says so.
 fn write_changes(
     rows: &[Row],
     folded: &Folded<'_>,

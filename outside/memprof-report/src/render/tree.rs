@@ -14,7 +14,9 @@ const MIN_PERCENT: f64 = 0.5;
 /// Largest indentation; deeper nodes are shown with their depth.
 const MAX_INDENT: u32 = 100;
 
-/// Writes the call tree with its `top` largest nodes or, without `top`, those of at least [`MIN_PERCENT`] of the total.
+/// Writes the call tree, the largest callee first: its `top` largest nodes or, without `top`, the nodes of at least
+/// [`MIN_PERCENT`] of the total. Then writes the number of subtrees that are not shown. Fails if the nodes exceed the
+/// memory budget.
 pub(super) fn write_tree(
     input: &RenderInput<'_>,
     options: &Options,
@@ -77,8 +79,8 @@ pub(super) fn write_tree(
     Ok(())
 }
 
-/// Returns, for each node by index, whether it is shown, because it is one of the `top` largest or an ancestor of one.
-/// The root is always shown, and is not one of the `top`.
+/// Returns, by node index, whether the node is one of the `top` largest or an ancestor of one: these nodes are shown.
+/// The root is always shown, and does not count towards `top`.
 fn shown_largest(nodes: &[Node], top: usize) -> Vec<bool> {
     let magnitude = |index: usize| nodes[index].total.value().unsigned_abs();
     let mut by_size: Vec<usize> = (1..nodes.len())
@@ -95,9 +97,9 @@ fn shown_largest(nodes: &[Node], top: usize) -> Vec<bool> {
     shown
 }
 
-/// Returns, for each node by index, whether it has at least [`MIN_PERCENT`] of the total, with its callees or without
-/// them, or is an ancestor of one that has: in a difference, values of callees may cancel out in their caller. The root
-/// is always shown.
+/// Returns, by node index, whether the node is shown: it has at least [`MIN_PERCENT`] of the total, with its callees or
+/// without them, or is an ancestor of such a node. An ancestor may have less: in a difference, values of callees may
+/// cancel out. The root is always shown.
 fn shown_by_percent(nodes: &[Node], total: i64) -> Vec<bool> {
     let is_large = |node: &Node| {
         [node.total, node.own]

@@ -2,8 +2,8 @@
 
 use crate::profile::Profile;
 
-/// Returns a warning if the two profiles are of different programs: their difference is no growth. `None` if they are
-/// of one program, or a program is unknown.
+/// Returns a warning if a profile and its base are of different programs, so that their difference is no growth. `None`
+/// if they are of one program, by the name of the host or else of its main file, or a program is unknown.
 pub(super) fn other_program_warning(profile: &Profile, base: &Profile) -> Option<String> {
     let program = |profile: &Profile| -> Option<String> {
         let main = profile.main_file().map(|mapping| mapping.file_name());
@@ -15,9 +15,9 @@ pub(super) fn other_program_warning(profile: &Profile, base: &Profile) -> Option
     })
 }
 
-/// Returns a warning if memprof's sampler began anew in the process between the two profiles: each lacks what was
-/// allocated before its own beginning. `None` for two processes, which began at different times anyway, and if the
-/// process or a beginning is unknown.
+/// Returns a warning if memprof's sampler was started again in the process between the two profiles, because each lacks
+/// the memory that was allocated before its own start. `None` if both have the same start, if they are of two
+/// processes, whose starts differ anyway, or if a start or a process is unknown.
 pub(super) fn other_start_warning(profile: &Profile, base: &Profile) -> Option<String> {
     let (new, old) = (&profile.origin, &base.origin);
     let since = new.sampling_since.as_ref()?;

@@ -11,8 +11,9 @@ const ONLY_ALLOCATED: &str = "nothing of what was sampled is in use any more; --
 pub(super) const ONLY_MEMPROF: &str =
     "nothing of the program's was sampled, only memprof's own memory";
 
-/// Returns the reason for which a report of a profile whose samples are all 0 in the selected sample type is refused.
-/// `None` if a sample is not 0, or if the format is pprof and allocated values are not 0.
+/// Returns the reason why a profile has nothing to report: all samples are 0 in the selected sample type. `None` if a
+/// sample is not 0. Also `None` for values in use that are all 0 if allocated values are not and the format is pprof,
+/// because a pprof file has the values of all types.
 pub(super) fn all_zero_reason(profile: &Profile, options: &Options) -> Option<&'static str> {
     if !is_all_zero(profile, options.sample_type) {
         return None;
@@ -27,13 +28,14 @@ pub(super) fn all_zero_reason(profile: &Profile, options: &Options) -> Option<&'
     }
 }
 
-/// Returns whether the value of that type is 0 in each sample; true without samples.
+/// Returns whether the value of `sample_type` is 0 in each sample; true without samples.
 pub(super) fn is_all_zero(profile: &Profile, sample_type: SampleType) -> bool {
     let mut samples = profile.samples.iter();
     samples.all(|sample| sample.values[sample_type] == 0)
 }
 
-/// Explains why no sample is left: by the options that filter samples, else by the sampling.
+/// Explains why a profile has no sample: an option left out all of them or, if no option filters samples, nothing was
+/// sampled.
 pub(super) fn empty_reason(profile: &Profile, options: &Options) -> String {
     if options.filter.focus.is_some() || options.filter.ignore.is_some() {
         return "no stack is left by --focus and --ignore".into();

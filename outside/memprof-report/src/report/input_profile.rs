@@ -13,8 +13,10 @@ use crate::render::format_amount;
 use crate::symbolize::{KnownFrames, Progress, Sources, SymbolBudget};
 use crate::unsample::overflow_error;
 
-/// Reads the profile of each process in the input, merges them, and filters by age and label. `sources` are those of
-/// each process; the last ones serve all further processes. One budget of symbols is for all of them.
+/// Reads the profile of each process in the input, estimates values and finds symbols, merges the profiles, and filters
+/// by age and label. `sources` say by process where its files are searched; the last ones serve all further processes.
+/// All processes share one memory budget for symbols. Fails if a profile cannot be read, the totals overflow, or ages
+/// are requested and the profile has none.
 pub(super) fn read_input(
     input: Input<'_>,
     sources: &[Sources],
@@ -32,7 +34,7 @@ pub(super) fn read_input(
     });
     let mut loaded = merge_processes(parts.collect::<Result<_>>()?);
     let profile = &mut loaded.profile;
-    // The sum over each process fits.
+    // The totals of each process fit in 64 bits, but those of all together may not.
     profile.totals().ok_or_else(overflow_error)?;
     if options.ages && profile.ages.is_none() {
         return Err(no_ages_error());

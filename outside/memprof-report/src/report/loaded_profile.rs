@@ -56,8 +56,9 @@ impl LoadedProfile {
         })
     }
 
-    /// Names the places without a symbol, and filters by function. In stacks of an interpreted program, keeps the
-    /// frames that the options show.
+    /// Names the addresses without a symbol by their module and offset, selects which frames of interpreted programs
+    /// are shown, and filters the samples by function. `modules` has the names of the modules in this profile and in
+    /// its base.
     pub(super) fn into_symbolized(
         self,
         modules: &ModuleNames,
@@ -89,7 +90,7 @@ impl LoadedProfile {
     }
 }
 
-/// Fails if a profile and its base count the selected type in different units.
+/// Checks that a profile and its base count the selected sample type in the same unit, and fails otherwise.
 pub(super) fn check_units(profile: &LoadedProfile, base: &LoadedProfile) -> Result<()> {
     let unit = |loaded: &LoadedProfile| loaded.profile.value_type(loaded.sample_type).unit;
     let (new, old) = (unit(profile), unit(base));

@@ -16,8 +16,9 @@ use crate::stacks::{AddressId, StackId};
 /// Processes that a note lists by name.
 const MAX_LISTED: usize = 8;
 
-/// Merges the profiles of processes, in this order; the only one is returned as it is. `parts` must not be empty. All must
-/// be dumps, not pprof profiles, with values that are estimates.
+/// Merges the profiles of several processes, in this order. The first warning of the merged profile lists the
+/// processes. A single profile is returned as it is. `parts` must not be empty. All must be dumps, not pprof profiles,
+/// with values that are estimates.
 pub(super) fn merge_processes(mut parts: Vec<LoadedProfile>) -> LoadedProfile {
     if parts.len() == 1 {
         return parts.swap_remove(0);
@@ -80,8 +81,8 @@ impl ProfileMerge {
         }
     }
 
-    /// Adds the profile of a process: its samples, with new ids for stacks and labels, and its origin. The largest
-    /// sample interval of the processes and the first known program stay.
+    /// Adds the profile of a process: its samples, with new ids for stacks and labels, and its origin. The merged
+    /// profile has the largest sample interval of all processes and the first program that is known.
     fn add_process(&mut self, part: LoadedProfile) {
         let LoadedProfile {
             profile: mut part,
@@ -125,7 +126,8 @@ impl ProfileMerge {
         merged.origin.processes.push(process);
     }
 
-    /// Adds the places of a process with their names. Returns the new id of each.
+    /// Adds the places of a process, each an address in a mapping, with their names. Returns, by the address ids of
+    /// `part`, the ids in the merged profile.
     fn add_places(&mut self, part: &Profile, names: &Names) -> Vec<AddressId> {
         let strings: Vec<StringId> = names
             .strings
@@ -154,7 +156,8 @@ impl ProfileMerge {
         .collect()
     }
 
-    /// Returns the indexes of a process's mappings among the merged ones, which contain them all.
+    /// Returns, for each mapping of a process, its index among the merged mappings, which are sorted and contain all of
+    /// them.
     fn find_mappings(&self, mappings: &[Mapping]) -> Vec<Option<u32>> {
         let merged: Vec<_> = self.profile.mappings.iter().map(mapping_key).collect();
         let find =
@@ -162,8 +165,8 @@ impl ProfileMerge {
         mappings.iter().map(find).collect()
     }
 
-    /// Returns the id of the place at an address in a mapping that has these frames, adding it if it is new. `language` is
-    /// that of an interpreted program.
+    /// Returns the id of the place at an address in a mapping that has these frames, adding it if it is new. `language`
+    /// is that of an interpreted program; `None` for native code.
     fn intern_place(
         &mut self,
         place: (Option<u32>, Address),
@@ -215,8 +218,9 @@ fn merge_ages(one: Option<AgeBuckets>, other: Option<AgeBuckets>) -> Option<AgeB
     }
 }
 
-/// Adds the origin of another process: names and times stay those of the first one, counts are added up. The plugin's
-/// path is dropped if the processes have different ones, and the tally always.
+/// Adds the origin of another process to `merged`: names and times stay those of the first process, counts are added
+/// up. The path of memprof's plugin is dropped if the processes mapped different ones, and the exact count of
+/// allocations always, because it is of one process. The first process's origin is copied as it is.
 fn merge_origin(merged: &mut ProfileOrigin, other: ProfileOrigin) {
     if merged.processes.is_empty() {
         *merged = other;
@@ -257,7 +261,7 @@ fn merge_origin(merged: &mut ProfileOrigin, other: ProfileOrigin) {
     merged.tally = None;
 }
 
-/// Returns the warnings of all processes as [`join_notes`] does.
+/// Returns the warnings of all processes, each text once, after the names of the processes that have it.
 fn merge_warnings(parts: &[LoadedProfile]) -> Vec<String> {
     let notes = parts.iter().map(|part| {
         let origin = &part.profile.origin;
@@ -267,8 +271,8 @@ fn merge_warnings(parts: &[LoadedProfile]) -> Vec<String> {
     join_notes(&notes.collect::<Vec<_>>())
 }
 
-/// Joins the notes of several processes, given as pairs of a process's name and its notes: every text once, after the
-/// names of the processes that have it, or alone if all have it.
+/// Joins the notes of several processes, given as pairs of a process's name and its notes. The result has each text
+/// once, after the names of the processes that have it, or without names if all have it.
 pub fn join_notes(processes: &[(String, Vec<String>)]) -> Vec<String> {
     let mut joined: Vec<(&str, Vec<String>)> = Vec::new();
     for (name, notes) in processes {

@@ -21,8 +21,8 @@ pub(super) fn lost_samples_note(profile: &Profile) -> Option<String> {
     })
 }
 
-/// Returns the interval at which the tables would probably have held all samples, as the option takes it: a power of two
-/// with its unit, at least twice `interval`, from 1 KiB to 16 MiB.
+/// Returns the interval at which the tables would probably have held all samples, as the option takes it: a power of
+/// two with its unit, at least twice `interval`, from 1 KiB to 16 MiB.
 fn sufficient_interval(interval: u64, samples: u64, lost: u64) -> String {
     let kept = samples.saturating_sub(lost).max(1);
     let factor = samples.div_ceil(kept).max(2);
@@ -33,8 +33,8 @@ fn sufficient_interval(interval: u64, samples: u64, lost: u64) -> String {
     }
 }
 
-/// Returns a note on the bytes in the row for unattributed memory. `None` if there are none, or the profile is not of
-/// pinned slabs.
+/// Returns a note on the bytes in the row `[not attributable]` of a profile of pinned slabs, slabs that few live
+/// objects keep from being released. `None` if there are no such bytes, or for any other profile.
 pub(super) fn unattributed_note(profile: &Profile) -> Option<String> {
     let space = SampleType::InuseSpace;
     let unknown = sum_of_frame(profile, UNATTRIBUTED, space);
@@ -47,7 +47,8 @@ pub(super) fn unattributed_note(profile: &Profile) -> Option<String> {
     })
 }
 
-/// Returns a note on the share of the row for samples without a stack. `None` if there are none.
+/// Returns a note on the samples without a stack, which are in the row `[no stack]`: their value and its share of the
+/// total. `None` if their value is 0.
 pub(super) fn missing_stacks_note(profile: &Profile, sample_type: SampleType) -> Option<String> {
     let missing = sum_of_frame(profile, NO_STACK, sample_type);
     // The values of a difference may be negative, and cancel out: a share is one of the sum of their sizes.

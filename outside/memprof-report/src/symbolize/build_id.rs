@@ -29,8 +29,9 @@ pub(super) fn build_id(file: &File) -> std::result::Result<Option<String>, TooLa
     Ok(id.ok().flatten().map(hex))
 }
 
-/// Returns the build id of an ELF file, from its sections or, without any, its segments. `None` if it has none. An
-/// [`object::File`] would read the whole symbol table for it.
+/// Returns the build id of an ELF file, from the notes in its sections or, if it has no sections, in its segments.
+/// `None` if it has none. Fails if the file is damaged. Reads only headers and notes, because an [`object::File`] would
+/// read the whole symbol table.
 fn find_build_id<'d, H: FileHeader<Endian = Endianness>>(
     file: &'d LimitedFile<&File>,
 ) -> object::Result<Option<&'d [u8]>> {

@@ -38,9 +38,9 @@ pub(super) fn addresses_near_leaves(stacks: &Stacks) -> Vec<bool> {
     is_near_leaf
 }
 
-/// Returns the shapes of calls in a file, of which `data` are the bytes. Calls in no known function, and code that
-/// cannot be read, are left out. Empty if the file has no x86-64 code, or no unwinding `rules`, which say where
-/// functions start and end.
+/// Returns the shapes of calls in a file: how the calling function uses the result and where the arguments come from.
+/// `data` are the bytes of the file. Leaves out calls in no known function, and those whose code cannot be read. Empty
+/// if the file has no x86-64 code, or no unwinding `rules`, which say where functions start and end.
 pub(super) fn read_call_shapes<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     data: R,
@@ -54,8 +54,9 @@ pub(super) fn read_call_shapes<'d, R: ReadRef<'d>>(
     shapes.unwrap_or_default()
 }
 
-/// Returns the shapes of calls in x86-64 code. Functions of more than [`CallShape::MAX_BYTES`] are not read: the shapes
-/// of their calls are those of [`CallShape::read`] without code. `None` if the file has no section `.text`.
+/// Returns the shapes of calls in x86-64 code. They also say whether many places of the file call the function that
+/// makes the call. Functions of more than [`CallShape::MAX_BYTES`] are not read: their calls get the shape of a call
+/// without code. `None` if the file has no section `.text`.
 fn read_shapes<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     data: R,
@@ -105,9 +106,10 @@ fn read_shapes<'d, R: ReadRef<'d>>(
     Some(shapes.collect())
 }
 
-/// Adds the direct calls and jumps in `code`, which starts at the address `start`, to the counts of the functions they
-/// lead to. Other functions are not counted. Each byte is tried as the start of an instruction: decoding them takes
-/// longer, and what only looks like a call hardly ever leads to the start of one of the functions.
+/// Counts the direct calls of, and jumps to, each function in `counts`, which has the functions by their start. `code`
+/// is x86-64 code that starts at the address `start`. Each byte is tried as the start of an instruction: to decode the
+/// instructions takes longer, and bytes that only look like a call hardly ever lead to the start of one of the
+/// functions.
 fn count_calls(code: &[u8], start: u64, counts: &mut HashMap<u64, u32>) {
     const CALL: u8 = 0xe8;
     const JUMP: u8 = 0xe9;

@@ -17,8 +17,8 @@ use super::supplementary_link::has_supplementary_id;
 /// Directory of debug files in distributions, relative to a root.
 pub(super) const DEBUG_DIR: &str = "usr/lib/debug";
 
-/// Path of a file below `.build-id`, such as `.build-id/5b/3c….debug`, where `.debug` is the suffix. `None` if the id
-/// is malformed.
+/// Path of a file that is named by its build id, such as `.build-id/5b/3c….debug` with the suffix `.debug`. `None` if
+/// the id has other characters than hexadecimal digits, or less than three.
 pub(super) fn build_id_path(id: &str, suffix: &str) -> Option<PathBuf> {
     let (first, rest) = id.split_at_checked(2)?;
     let is_safe = id.bytes().all(|byte| byte.is_ascii_hexdigit()) && !rest.is_empty();
@@ -66,7 +66,8 @@ impl Companions {
         Some(found)
     }
 
-    /// Finds a debug file by its build id. `None` if there is none.
+    /// Finds a debug file by its build id, below each root: in the directory of debug files, or in `.build-id`. `None`
+    /// if no such file has this build id.
     fn find_debug_file_by_id(&self, id: &str) -> Option<(File, SearchPath)> {
         let path = build_id_path(id, ".debug")?;
         let paths = self.roots.iter().flat_map(|root| {
@@ -78,8 +79,9 @@ impl Companions {
         open_with_id(paths, id)
     }
 
-    /// Finds the debug file that the binary names in `.gnu_debuglink`. `None` if there is none with the same build id
-    /// or, without one, with the checksum.
+    /// Finds the debug file that the binary names in `.gnu_debuglink`: beside the binary, in `.debug`, or in the
+    /// directory of debug files. It must have the build id `id` or, if one of the two files has no build id, the
+    /// checksum in the link. `None` if there is no such file or link.
     fn find_debug_file_by_link(&self, file: &File, id: Option<&str>) -> Option<(File, SearchPath)> {
         let (name, checksum) = debug_link(file)?;
         let directory = self.binary.path.parent()?;
@@ -103,9 +105,9 @@ impl Companions {
         })
     }
 
-    /// Finds the supplementary file of the debug information by its `path` (which may be relative to the binary or its
-    /// debug file), else where distributions install it, else by `id` as a build id. `None` if there is none with that
-    /// id.
+    /// Finds the supplementary file that several files of debug information share: by its `path`, which may be relative
+    /// to the binary or its debug file, else where distributions install it, else by `id` as a build id. `None` if no
+    /// file there has the `id`.
     pub(super) fn find_supplementary(&self, path: &Path, id: &str) -> Option<File> {
         let name = Path::new(path.file_name()?);
         let dwz = Path::new(".dwz").join(name);
@@ -130,8 +132,9 @@ impl Companions {
         found.or_else(|| Some(self.find_debug_file_by_id(id)?.0))
     }
 
-    /// Opens the files that may contain the split unit with that path, which was compiled in `directory`: those there,
-    /// and those beside the binary or its debug file. Leaves out those that cannot be opened.
+    /// Opens the files that may contain a split unit (`.dwo`), which its skeleton unit names by `path`, relative to the
+    /// `directory` of the compilation. Searches there, and beside the binary and its debug file. Leaves out files that
+    /// cannot be opened.
     pub(super) fn open_split_files(&self, directory: &Path, path: &Path) -> Vec<File> {
         let name = path.file_name().map(Path::new).unwrap_or(path);
         let compiled = self.roots.iter().map(|root| SearchPath {
@@ -178,7 +181,7 @@ impl Companions {
     }
 }
 
-/// Opens the first file that has that build id. `None` if none has.
+/// Opens the first file in `paths` that has the build id `id`, and returns it with its path. `None` if no file has it.
 fn open_with_id(paths: impl Iterator<Item = SearchPath>, id: &str) -> Option<(File, SearchPath)> {
     paths.into_iter().find_map(|path| {
         let file = open_regular(&path)?;
@@ -187,7 +190,8 @@ fn open_with_id(paths: impl Iterator<Item = SearchPath>, id: &str) -> Option<(Fi
     })
 }
 
-/// Returns the name and checksum in `.gnu_debuglink`. `None` if the file lacks it, or the name contains a slash.
+/// Returns the name and checksum of the debug file in `.gnu_debuglink`. `None` if the file is damaged or lacks the
+/// section, or the name is not UTF-8, empty or contains a slash, because the name is untrusted.
 fn debug_link(file: &File) -> Option<(PathBuf, u32)> {
     let cache = LimitedFile::new(file, READ_LIMIT);
     let object_file = object::File::parse(&cache).ok()?;

@@ -8,8 +8,8 @@ use addr2line::gimli::{
     RunTimeEndian, Section as _,
 };
 
-/// Most bytes read of abbreviation lists, by which units are decoded. Each unit's list is read anew, and a few bytes may
-/// refer to a long one. Units have lists of a few KiB; in large programs whose units share one it is tens of MiB.
+/// Most bytes read of abbreviation lists, by which units are decoded. Each unit's list is read anew, and a few bytes
+/// may refer to a long one. Units have lists of a few KiB; in large programs whose units share one it is tens of MiB.
 const MAX_ABBREVIATION_BYTES: u64 = 128 << 20;
 /// Most functions, inlined ones too, in the units that are read: addr2line keeps about 100 bytes of each, whose entry
 /// may take only 4. Large programs have some 100,000 in the units of a profile.
@@ -84,7 +84,7 @@ impl DebugBudget {
     }
 }
 
-/// Subtracts an amount from what remains; `None` if less remains.
+/// Subtracts `amount` from `remaining`. `None`, and no change, if less remains.
 fn subtract(remaining: &mut u64, amount: u64) -> Option<()> {
     *remaining = remaining.checked_sub(amount)?;
     Some(())

@@ -36,8 +36,9 @@ pub(super) struct Context<'s> {
 }
 
 impl<'d> Dwarf<'d> {
-    /// Loads the debug information that `addresses`, ascending, need: from the file, and from those of its `companions`
-    /// to which it refers. `None` if the file has none. Fails if the debug information is damaged, or exceeds a limit.
+    /// Loads the debug information that `addresses`, ascending, need: from the file, and from files among its
+    /// `companions` to which it refers. Units that no address needs are overwritten, so that they cost no time. `None`
+    /// if the file has no debug information. Fails if the debug information is damaged, or exceeds a limit.
     pub(super) fn load<R: ReadRef<'d>>(
         file: &object::File<'d, R>,
         addresses: &[LinkedAddress],

@@ -37,9 +37,10 @@ type SymbolizedQueries = (
     Vec<String>,
 );
 
-/// Symbolizes offsets of one binary, as far as possible. Returns the frames, the shapes of the calls near leaves, and
-/// notes: on parts that could not be read and, for the main program, that it is stripped. After the deadline, only
-/// symbols give names. Fails if the binary is no valid ELF file.
+/// Symbolizes the addresses in one binary, as far as possible, by its symbols and debug information and those of its
+/// debug file. Returns the frames, the shapes of calls near leaves, and notes: on parts that could not be read and, for
+/// the main program, that it is stripped. After the deadline, only symbols give names. Fails if the binary is no valid
+/// ELF file.
 pub(super) fn symbolize_file(
     binary: &Binary,
     object_file: &ObjectFile<'_>,
@@ -129,8 +130,8 @@ pub(super) fn symbolize_file(
     ))
 }
 
-/// Returns the name of the `symbol` that was found for an address. `None` if it has no size and, by the file's
-/// unwinding rules, another function starts between it and the address.
+/// Returns the name of the `symbol` that was found for an address. A symbol without a size may end before the address:
+/// `None` if another function starts between the two, by the file's unwinding rules.
 fn symbol_name_at<'s>(
     address: LinkedAddress,
     symbol: FoundSymbol<'s>,
@@ -155,8 +156,9 @@ struct MissingNames {
     late: usize,
 }
 
-/// Calls [`find_frames`] on threads, each with a range of the addresses, because neighbours share debug information.
-/// Blocks until all are done. Returns the frames of each range, and the sum of what is missing.
+/// Calls [`find_frames`] on several threads, each with a range of the addresses, because neighbours share debug
+/// information. Blocks until all threads are done. Returns the frames of each range, and the numbers of names that are
+/// missing in all ranges together.
 fn find_frames_parallel(
     queries: &[Query<'_>],
     dwarf: Option<&Dwarf<'_>>,
@@ -186,8 +188,10 @@ fn find_frames_parallel(
 /// An address with the symbol that contains it.
 type Query<'s> = ((LinkedAddress, AddressId), Option<&'s [u8]>);
 
-/// Returns the inlined functions at each address or, where debug information has none or there is no `dwarf`, the
-/// symbol alone. An address with neither gets no frame. After the deadline, symbols alone are used.
+/// Returns the functions at each address, with the inlined ones, or the symbol alone where debug information (`dwarf`)
+/// is missing or has no function. An address with neither gets no frame. After the deadline, only symbols are used.
+/// `has_dotted_names` says that in names of the file, dots separate packages. Also returns the numbers of inlined
+/// functions without a name and of addresses after the deadline.
 fn find_frames(
     queries: &[Query<'_>],
     dwarf: Option<&Dwarf<'_>>,
@@ -213,9 +217,9 @@ fn find_frames(
     (frames.finish(), missing)
 }
 
-/// Converts the addresses to linked ones by their offsets in the file. If those are unknown, or the file is a debug
-/// file, the load address serves. Addresses that the profile's writer has converted already stay as they are. Addresses
-/// in no segment are left out.
+/// Converts addresses in memory to linked ones, those in the file's own tables, by their offsets in the file. If
+/// offsets are unknown, or the file is a debug file, the load address is used instead. Addresses that the profile's
+/// writer has converted already stay as they are. Leaves out addresses in no segment.
 fn to_linked_addresses(
     image: &Image,
     object_file: &ObjectFile<'_>,

@@ -79,8 +79,9 @@ impl<'s> Frames<'s> {
         self.list.push((address, frame));
     }
 
-    /// Adds the next frame of an address, of which debug information has only the last part of the name. The file's
-    /// path and the name of its `unit` give the rest, as far as they show it.
+    /// Adds the next frame of an address, for a Rust function of which debug information has only the last part of the
+    /// name. The path of the source file and the name of its `unit` give the crate and module, as far as they show
+    /// them.
     pub(super) fn push_in_file(
         &mut self,
         address: AddressId,
@@ -136,7 +137,8 @@ impl<'s> Frames<'s> {
         self.list.push((address, frame));
     }
 
-    /// Renames the function of the last frame; does nothing if there is none.
+    /// Gives the last frame another function, by its name in the file, which is demangled here. Does nothing without a
+    /// frame.
     pub(super) fn rename_last(&mut self, function: &'s [u8]) {
         let (function, linkage) = self.intern_function(function, false);
         if let Some((_, last)) = self.list.last_mut() {

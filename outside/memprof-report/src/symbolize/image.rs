@@ -29,9 +29,9 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// Returns the load bias, the difference between an address in memory and the linked one, should `mapping` be part
-    /// of this segment. `None` if it cannot be. Without `has_offsets`, the offsets of the segment or of the mapping are
-    /// unknown, and the mapping counts as the start of the segment.
+    /// Returns the load bias, the difference between an address in memory and the linked one, under the assumption that
+    /// `mapping` is part of this segment. `None` if it cannot be, by its offset or its access. Without `has_offsets`,
+    /// the offsets of the segment or of the mapping are unknown, and the mapping counts as the start of the segment.
     fn bias(&self, mapping: &Mapping, has_offsets: bool) -> Option<u64> {
         let start = match has_offsets {
             true => {
@@ -102,7 +102,7 @@ impl Image {
         Some(segment.address.wrapping_add(offset - segment.offset))
     }
 
-    /// Returns whether code is linked at that address.
+    /// Returns whether an executable segment contains this address, which is as in the file, before relocation.
     pub(super) fn has_code_at(&self, linked: LinkedAddress) -> bool {
         let mut code = self.segments.iter().filter(|segment| segment.executable);
         code.any(|segment| linked.wrapping_sub(segment.address) < segment.size)
@@ -117,8 +117,8 @@ impl Image {
         self.likeliest_bias(mappings, self.has_code)
     }
 
-    /// Like [`bias`](Self::bias), for mappings without file offsets: the sizes of segments and mappings decide. `None`
-    /// if no bias fits any mapping, or two fit equally many.
+    /// Returns the load bias with which most of `mappings`, all of this file, agree, if their file offsets are unknown:
+    /// a mapping agrees if a segment contains it. `None` if no bias fits any mapping, or two fit equally many.
     pub(super) fn bias_without_offsets<'m>(
         &self,
         mappings: impl Iterator<Item = &'m Mapping> + Clone,
@@ -126,9 +126,9 @@ impl Image {
         self.likeliest_bias(mappings, false)
     }
 
-    /// Finds the bias by file offsets (`has_offsets`), as [`bias`](Self::bias) does, or by sizes, as
-    /// [`bias_without_offsets`](Self::bias_without_offsets). `None` if no bias is likelier than all others. Only the
-    /// first [`MAX_MAPPINGS`] count.
+    /// Finds the load bias with which most mappings agree. With `has_offsets`, a mapping agrees if the bias follows
+    /// from its file offset, else if a segment contains the mapping. `None` if no bias fits more mappings than all
+    /// others. Only the first [`MAX_MAPPINGS`] mappings count.
     fn likeliest_bias<'m>(
         &self,
         mappings: impl Iterator<Item = &'m Mapping> + Clone,
@@ -165,8 +165,8 @@ impl Image {
         })
     }
 
-    /// Iterates over the mappings of the file's code that a loader makes at the load bias `bias`. They get the `path`
-    /// and the `build_id`, which is in hex.
+    /// Iterates over the mappings that a loader creates for the file's code at the load bias `bias`. They get the given
+    /// `path` and `build_id`, which is in hex. Leaves out segments whose end overflows.
     pub(super) fn code_mappings<'a>(
         &'a self,
         bias: u64,
@@ -204,8 +204,8 @@ pub(super) fn is_program<'d, R: ReadRef<'d>>(file: &object::File<'d, R>) -> bool
     }
 }
 
-/// Like [`is_program`]. A position-independent program is `ET_DYN`, as a library is, and only newer linkers mark it
-/// with `DF_1_PIE`. Without that mark, it must have an interpreter and no `DT_SONAME`.
+/// Returns whether an ELF file is a program, not a library. A position-independent program is `ET_DYN`, like a library,
+/// and only newer linkers mark it with `DF_1_PIE`. Without this mark, it must have an interpreter and no `DT_SONAME`.
 fn is_elf_program<'d, Elf: FileHeader, R: ReadRef<'d>>(elf: &ElfFile<'d, Elf, R>) -> bool {
     let endian = elf.endian();
     let kind = elf.elf_header().e_type(endian);

@@ -14,8 +14,9 @@ use crate::stacks::AddressId;
 /// Most jitdumps that are read for a profile: a forked child has its parent's mapped too.
 const MAX_JITDUMPS: usize = 4;
 
-/// Names addresses that are in no file and have no name yet, from the perf map of a running process and from jitdumps, until
-/// the `budget` is spent. Warnings of the profile say which jitdumps cannot be read, and how many names are left out.
+/// Names addresses that are in no file and have no name yet, from the perf map of a running process and from jitdumps,
+/// two files in which JIT compilers describe their code, until the `budget` is spent. Adds warnings to the profile on
+/// jitdumps that cannot be read, and on names that are left out.
 pub(super) fn name_jit_code(
     profile: &mut Profile,
     sources: &Sources,
@@ -26,6 +27,7 @@ pub(super) fn name_jit_code(
     if addresses.is_empty() {
         return;
     }
+    // JIT code is of one process only.
     let deadline = budget.deadline(1);
     let mut left_out = 0;
     let mut set = |found: Vec<(AddressId, String)>| {
@@ -73,7 +75,8 @@ pub(super) fn name_jit_code(
     profile.warnings.extend(notes);
 }
 
-/// Returns the addresses of calls in no file and without a name, ascending.
+/// Returns the addresses of calls that are in no file and have no name yet, ascending, with their ids. The address of a
+/// call is the byte before the return address.
 fn unnamed_addresses(profile: &Profile, names: &Names) -> Vec<(u64, AddressId)> {
     let mut addresses: Vec<(u64, AddressId)> = (0..profile.stacks.addresses().len())
         .map(|index| AddressId(index as u32))
@@ -100,9 +103,9 @@ fn mapped_jitdumps(profile: &Profile) -> Vec<(&str, u32)> {
     found
 }
 
-/// Opens a jitdump. While the process runs, only a file of its user counts. Later, when `process` is `None`, any file
-/// at that path counts, as for a binary without a build id. `None` if there is no such file, or if the process has
-/// ended and the profile is of another machine.
+/// Opens a jitdump. While the process runs, only a file of the process's user counts, because anybody may write to
+/// `/tmp`. After its end, when `process` is `None`, any file at `path` counts. `None` if there is no such file, or if
+/// the process has ended and the profile is of another machine.
 fn open_jitdump(
     path: &str,
     profile: &Profile,
@@ -131,8 +134,8 @@ struct LiveProcess {
 }
 
 impl LiveProcess {
-    /// Finds a running process in /proc, with its id in its own PID namespace and its effective user. `None` if it has
-    /// ended.
+    /// Finds a running process in /proc, with its id in its own PID namespace and its effective user. `None` if the
+    /// process has ended, or its status cannot be read.
     fn find(pid: u32) -> Option<Self> {
         let status = std::fs::read(format!("/proc/{pid}/status")).ok()?;
         // The program's name may have bytes that are not UTF-8.

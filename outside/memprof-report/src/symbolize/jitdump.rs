@@ -35,16 +35,17 @@ const RECORD_HEAD: usize = 16;
 const CODE_LOAD: u32 = 0;
 const CODE_MOVE: u32 = 1;
 
-/// Returns the id of the process that wrote the mapped jitdump. `None` for other mappings.
+/// Returns the id of the process that wrote the mapped jitdump, from the file's name. `None` unless the mapping is
+/// executable and of a file `jit-PID.dump`.
 pub(super) fn writer_pid(mapping: &Mapping) -> Option<u32> {
     let name = mapping.file_name();
     let number = name.strip_prefix("jit-")?.strip_suffix(".dump")?;
     number.parse().ok().filter(|_| mapping.executable)
 }
 
-/// Returns the names of `addresses`, ascending. The latest record for an address wins. Empty if the file is no jitdump
-/// of the process `writer`. If the file is truncated or damaged, exceeds a limit, or is not read by the deadline, the
-/// part before that counts. Fails if the file cannot be read.
+/// Returns the names of the JIT code at `addresses`, which ascend, with the ids of these addresses. The latest record
+/// for an address wins. Empty if the file is no jitdump of the process `writer`. If the file is truncated or damaged,
+/// exceeds a limit, or is not read by the deadline, only the part before counts. Fails if the file cannot be read.
 pub(super) fn read_names(
     mut dump: impl Read + Seek,
     writer: u32,
@@ -104,8 +105,8 @@ pub(super) fn read_names(
         .collect()
 }
 
-/// Seeks to the first record and returns its position. `None` if the file is truncated or is no jitdump of that
-/// process.
+/// Seeks to the first record and returns its position in bytes. `None` if the file is truncated, or is no jitdump of
+/// the process `writer`.
 fn seek_to_first_record(dump: &mut (impl Read + Seek), writer: u32) -> io::Result<Option<u64>> {
     let mut head = [0; FILE_HEAD];
     let is_read = was_read_whole(dump.read_exact(&mut head))?;

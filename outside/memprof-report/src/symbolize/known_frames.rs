@@ -23,8 +23,8 @@ type FileId = (u64, u64, u64, i64, i64);
 /// Mount, device (major and minor) and inode of a directory. Mounts differ between mount namespaces.
 type DirectoryId = (u64, u32, u32, u64);
 
-/// Identity of a binary and of the root directory below which it and its debug file are found. A path and a build id do not
-/// suffice: a process may have put a file of its own there, also by a mount in a mount namespace of its own.
+/// Identity of a binary and of the root directory below which it and its debug file are found. A path and a build id do
+/// not suffice: a process may have put a file of its own there, also by a mount in a mount namespace of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct BinaryId {
     file: FileId,
@@ -85,7 +85,8 @@ struct KnownAddress {
 }
 
 impl KnownAddress {
-    /// Returns whether the address need not be looked up again for that query: only one near a leaf needs a call shape.
+    /// Returns whether the stored frames suffice for a query of this address. A query near the leaf of a stack also
+    /// needs the call's shape, which may not have been looked up.
     fn suffices_for(&self, query: &CodeQuery) -> bool {
         self.is_near_leaf || !query.is_near_leaf
     }
@@ -111,12 +112,14 @@ pub(crate) struct KnownFrames {
 }
 
 impl KnownFrames {
-    /// Returns whether frames of a file of that path and build id are known. It may be another file all the same.
+    /// Returns whether frames of a file with the same path and build id are known. Cheaper than a look-up by
+    /// [`BinaryId`], but not certain: it may still be another file.
     pub(super) fn has_file(&self, file: &ObjectFile<'_>) -> bool {
         !self.paths.is_empty() && self.paths.contains(&path_and_build_id(file))
     }
 
-    /// Returns those of the addresses in a file whose frames are not known.
+    /// Returns the queries, addresses in the file `id`, for which frames, or a call shape that is needed, are not
+    /// known.
     pub(super) fn unknown_queries(&self, id: &BinaryId, queries: &[CodeQuery]) -> Vec<CodeQuery> {
         let Some(file) = self.files.get(id) else {
             return queries.to_vec();
@@ -128,14 +131,15 @@ impl KnownFrames {
         queries.iter().filter(is_unknown).copied().collect()
     }
 
-    /// Returns the notes of the first process for which all addresses in that file were looked up in time; empty if
-    /// there is none.
+    /// Returns the notes of the first process for which all addresses in the file `id` were looked up in time; empty if
+    /// there is no such process.
     pub(super) fn file_notes(&self, id: &BinaryId) -> &[String] {
         let file = self.files.get(id);
         file.and_then(|file| file.notes.as_deref()).unwrap_or(&[])
     }
 
-    /// Sets the frames and call shapes of all addresses in a file that are known and have none yet.
+    /// Copies the frames and call shapes that are known of a file's addresses to `names`. Leaves addresses that have
+    /// frames in `names` already.
     pub(super) fn copy_to(&self, id: &BinaryId, queries: &[CodeQuery], names: &mut Names) {
         let Some(file) = self.files.get(id) else {
             return;
@@ -152,7 +156,7 @@ impl KnownFrames {
                 .iter()
                 .map(|frame| {
                     let mut string = |id| names.strings.intern(self.strings.get(id));
-                    with_strings(frame, &mut string)
+                    replace_string_ids(frame, &mut string)
                 })
                 .collect();
             names.set_frames(query.id, &frames);
@@ -197,7 +201,7 @@ impl KnownFrames {
             let frames = names.frames(query.id).iter();
             let address = KnownAddress {
                 frames: frames
-                    .map(|frame| with_strings(frame, &mut string))
+                    .map(|frame| replace_string_ids(frame, &mut string))
                     .collect(),
                 shape: names.call_shapes.get(&query.id).copied(),
                 is_near_leaf: query.is_near_leaf,
@@ -208,8 +212,9 @@ impl KnownFrames {
     }
 }
 
-/// Returns the frame with the ids of its strings replaced by those that `string` returns for them.
-fn with_strings(frame: &Frame, string: &mut impl FnMut(StringId) -> StringId) -> Frame {
+/// Returns a copy of the frame in which `string` has replaced the id of each string, to move the frame to another table
+/// of strings.
+fn replace_string_ids(frame: &Frame, string: &mut impl FnMut(StringId) -> StringId) -> Frame {
     Frame {
         function: string(frame.function),
         linkage: frame.linkage.map(&mut *string),

@@ -30,7 +30,7 @@ impl<R: Read + Seek> LimitedFile<R> {
         self.is_exceeded.get()
     }
 
-    /// Counts bytes that are to be read. Fails at the limit.
+    /// Counts bytes that are to be read. Fails, and records that the limit is exceeded, if fewer bytes are left.
     fn charge(&self, size: u64) -> Result<(), ()> {
         let remaining = self.remaining.get().checked_sub(size);
         self.is_exceeded
@@ -45,7 +45,8 @@ impl<'a, R: Read + Seek> ReadRef<'a> for &'a LimitedFile<R> {
         self.cache.len()
     }
 
-    /// Fails at the limit of bytes. Records a read inside of the file that failed as one for lack of memory.
+    /// Fails if fewer than `size` bytes are left of the limit. If a read within the file fails, records it as one that
+    /// exceeded the limit, because there was no memory for it.
     fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
         self.charge(size)?;
         let read = self.cache.read_bytes_at(offset, size);
@@ -59,7 +60,8 @@ impl<'a, R: Read + Seek> ReadRef<'a> for &'a LimitedFile<R> {
         read
     }
 
-    /// The cache reads at most a small part of a long range, so only the result is counted.
+    /// Counts only the bytes of the result, because the cache reads at most a small part of a long range. Fails if
+    /// fewer bytes are left of the limit.
     fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
         let bytes = self.cache.read_bytes_at_until(range, delimiter)?;
         self.charge(bytes.len() as u64)?;

@@ -12,8 +12,9 @@ const MAX_BYTES: u64 = 128 << 20;
 /// Most memory for decompressing, in KiB: the dictionary of `xz -9` is 64 MiB.
 const MAX_MEMORY_KIB: u32 = 65 << 10;
 
-/// Returns the ELF file that a section of `file` holds compressed (`.gnu_debugdata`). `None` if `file` lacks that
-/// section. Fails if it is damaged, or larger than the limit.
+/// Returns the bytes of the ELF file that the section `.gnu_debugdata` of `file` contains, compressed with xz. It has
+/// symbols of a stripped file. `None` if `file` lacks the section. Fails if the section or the ELF file in it is
+/// damaged, or exceeds a limit.
 pub(super) fn embedded_elf<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
 ) -> io::Result<Option<Vec<u8>>> {

@@ -72,8 +72,8 @@ pub(crate) fn restore_mappings(profile: &mut Profile, sources: Option<&Sources>)
     reassign_addresses(profile, &before);
 }
 
-/// Updates the profile's assignment of addresses to mappings, if it has one, after its mappings were changed. `before`
-/// are the mappings before the change, of which the assignment has the indexes.
+/// Updates the profile's assignment of addresses to mappings after the mappings were changed. Does nothing if it has no
+/// assignment. `before` are the mappings before the change, to which the indexes in the assignment refer.
 fn reassign_addresses(profile: &mut Profile, before: &[Mapping]) {
     let Some(named) = profile.address_mappings.take() else {
         return;
@@ -99,9 +99,9 @@ fn reassign_addresses(profile: &mut Profile, before: &[Mapping]) {
     profile.address_mappings = Some(assigned);
 }
 
-/// Returns the ranges of addresses, with a call of the profile in each, that the mappings do not explain: gaps between
-/// mappings, and mappings that may hide a file's code. The file that is mapped before or after such a range may have had
-/// its code there. Ascending.
+/// Returns the ranges that contain a call of the profile, although no file with code is mapped there: gaps between
+/// mappings, and mappings that may hide a file's code. The file that is mapped before or after such a range may have
+/// had its code in it. Ascending by address.
 fn unexplained_ranges(profile: &Profile) -> Vec<UnexplainedRange> {
     let mut ranges = BTreeMap::new();
     let mut known = vec![None; profile.mappings.len()];
@@ -165,8 +165,8 @@ impl Mapping {
     }
 }
 
-/// Returns the nearest mappings of files before and after a range. Those of the file `other`, and of memory that only
-/// has a name, do not count. One is `None` if no file is mapped on that side.
+/// Returns the nearest mapping of a file before a range and the nearest one after it; `None` if no file is mapped on a
+/// side. Mappings of the file `other`, and of memory that only has a name, such as a memfd, do not count.
 fn neighbouring_files<'p>(
     profile: &'p Profile,
     start: Address,
@@ -253,9 +253,9 @@ fn read_code_mappings(
     Some(code.collect())
 }
 
-/// Returns the code mappings of `sources.binary` at its linked addresses, as far as they contain a call of the profile.
-/// Empty if the file cannot be read. Empty also if it has no fixed addresses, unless the profile has no mapping of its
-/// program.
+/// Returns the code mappings of `sources.binary` at its linked addresses, those before relocation, as far as they
+/// contain a call of the profile. Empty if no binary is given or it cannot be read. A position-independent binary,
+/// whose addresses usually change when it is loaded, counts only if the profile has no mapping of its program.
 fn code_of_unmapped_binary(profile: &Profile, sources: &Sources) -> Vec<Mapping> {
     let Some(path) = &sources.binary else {
         return Vec::new();
@@ -294,8 +294,8 @@ fn code_of_unmapped_binary(profile: &Profile, sources: &Sources) -> Vec<Mapping>
     code.filter(holds_call).collect()
 }
 
-/// Returns one mapping of the range between two mappings. `None` unless both are of one file, with one distance between
-/// address and offset.
+/// Returns a mapping for the range between two mappings, as if their file was mapped there, too. `None` unless both are
+/// of one file, with one distance between address and offset.
 fn mapping_between(before: &Mapping, after: &Mapping) -> Option<Mapping> {
     let distance = |mapping: &Mapping| mapping.start.0.wrapping_sub(mapping.offset);
     let is_one = before.path == after.path && distance(before) == distance(after);
@@ -308,7 +308,7 @@ fn mapping_between(before: &Mapping, after: &Mapping) -> Option<Mapping> {
     })
 }
 
-/// Returns the part of a mapping in a range. `None` if there is none.
+/// Returns the part of a mapping in a range, with the file offset of its start. `None` if no part is in the range.
 fn clip_to_range(mut mapping: Mapping, range: &UnexplainedRange) -> Option<Mapping> {
     let start = mapping.start.max(range.start);
     mapping.offset = mapping.offset.wrapping_add(start.0 - mapping.start.0);
@@ -317,7 +317,8 @@ fn clip_to_range(mut mapping: Mapping, range: &UnexplainedRange) -> Option<Mappi
     (mapping.start < mapping.end).then_some(mapping)
 }
 
-/// Inserts a mapping in place of what is mapped in its range. It must lie inside of one mapping, or overlap none.
+/// Inserts a mapping in place of the one that covers its range, whose parts before and after it stay. The mapping must
+/// lie inside of one other mapping, or overlap none. `mappings` stay ascending.
 fn insert_mapping(mappings: &mut Vec<Mapping>, inserted: Mapping) {
     let index = mappings.partition_point(|mapping| mapping.end <= inserted.start);
     let covered = mappings

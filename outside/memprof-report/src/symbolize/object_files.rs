@@ -55,8 +55,9 @@ impl<'a> ObjectFile<'a> {
     }
 }
 
-/// Returns the path of the mapped file that `sources.binary` replaces: one of its file name, preferably the main
-/// program, or else the main program. `None` if no binary is given, or the profile has no such file.
+/// Returns the path of the mapped file that the binary given by `sources` replaces: the main program if it has the
+/// binary's file name, else a file with this name, else the main program. `None` if no binary is given, or the profile
+/// maps no file.
 fn path_replaced_by_binary<'a>(profile: &'a Profile, sources: &Sources) -> Option<&'a str> {
     let name = sources.binary.as_ref()?.file_name()?.to_str();
     let main = profile.main_file().map(|main| main.path.as_str());
@@ -66,8 +67,8 @@ fn path_replaced_by_binary<'a>(profile: &'a Profile, sources: &Sources) -> Optio
     main.filter(is_named).or(named).or(main)
 }
 
-/// Groups the addresses without names by file and build id, the file with most of them first. Addresses in no file are
-/// left out.
+/// Groups the addresses that have no name by the mapped file that contains them, by path and build id. The file with
+/// most addresses comes first. Leaves out addresses in no file, and files without such addresses.
 pub(super) fn group_addresses_by_file<'a>(
     profile: &'a Profile,
     names: &Names,

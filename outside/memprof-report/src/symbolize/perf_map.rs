@@ -23,9 +23,9 @@ const LINES_PER_CHECK: u32 = 1 << 12;
 /// Longest line, in bytes; longer ones are truncated.
 const MAX_LINE_BYTES: usize = 4 << 10;
 
-/// Returns the names of those `addresses`, ascending, that entries of the map contain. The latest entry for an address
-/// wins: code is moved, and its memory reused. Reading ends silently at an error, at the deadline, and at the limits for
-/// bytes and entries.
+/// Returns the names of the JIT code at `addresses`, which ascend, with the ids of these addresses. Leaves out
+/// addresses that no entry of the map contains. The latest entry for an address wins: code is moved, and its memory
+/// reused. Reading ends silently at an error, at the deadline, and at the limits for bytes and entries.
 pub(super) fn read_names(
     map: impl Read,
     addresses: &[(u64, AddressId)],
@@ -58,7 +58,8 @@ pub(super) fn read_names(
         .collect()
 }
 
-/// Reads the next line, of which it keeps the first [`MAX_LINE_BYTES`]. Returns whether there was one.
+/// Reads the next line into `line`, without its newline. Skips the bytes of the line beyond [`MAX_LINE_BYTES`]. Returns
+/// false at the end of the map.
 fn read_line(map: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
     let mut has_line = false;

@@ -13,8 +13,8 @@ use crate::profile::Profile;
 const MAX_FILES: usize = 32;
 
 /// Sets the profile's program to the first file of code that is a program, unless the profile names a program that is
-/// mapped. The file that looks like it by name is tried first, and up to [`MAX_FILES`] in all. If none is a program,
-/// the profile names none either.
+/// mapped. Tries up to [`MAX_FILES`] files, first the one whose name is the likeliest. If none of them is a program,
+/// the profile then has no name of a program.
 pub(super) fn set_program_if_unnamed(profile: &mut Profile, sources: &Sources) {
     if profile.named_program().is_some() {
         return;
@@ -37,8 +37,8 @@ pub(super) fn set_program_if_unnamed(profile: &mut Profile, sources: &Sources) {
     profile.program = program.map(str::to_owned);
 }
 
-/// Returns whether the mapped file at `path` is a program that has its code: a debug file of one lacks it. False if the
-/// file cannot be read.
+/// Returns whether the mapped file at `path` is a program that contains code, unlike a program's debug file. False if
+/// the file cannot be found or read.
 fn is_program_at(path: &str, profile: &Profile, sources: &Sources) -> bool {
     let file = ObjectFile::new(path, profile, sources);
     let Ok(BinaryLookup::Binary(binary)) =

@@ -1,5 +1,5 @@
-//! Limits the bytes of files that are held at once. Files are read on all processors, and each may be made to be as large
-//! as its limit allows.
+//! Limits the bytes of files that are held at once. Files are read on all processors, and each may be made to be as
+//! large as its limit allows.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -19,7 +19,7 @@ pub(super) struct ReadPermit<'a> {
 }
 
 impl ReadPermits {
-    /// Permits threads to hold `total` bytes together.
+    /// Creates permits for threads that together may hold `total` bytes.
     pub(super) fn new(total: u64) -> Self {
         Self {
             total,

@@ -21,8 +21,9 @@ pub(super) struct SearchPath {
     pub(super) path: PathBuf,
 }
 
-/// Opens a regular file without blocking; no link leads out of its root, unless that is empty. `None` if it cannot be
-/// opened, is not regular, or consists mostly of holes.
+/// Opens a regular file below a root, without blocking. Symbolic links are followed, but never lead out of the root; an
+/// empty root means none. `None` if the file cannot be opened, is not regular, or consists mostly of holes, which would
+/// cost the reader unlimited memory.
 pub(super) fn open_regular(search_path: &SearchPath) -> Option<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = if search_path.root.as_os_str().is_empty() {
@@ -71,6 +72,7 @@ fn written_bytes(file: &File, length: u64) -> u64 {
             Ok(data) => data,
             // Only a hole follows.
             Err(Errno::NXIO) => length,
+            // The file system does not know: what follows counts as written.
             Err(_) => next,
         };
         next = seek(file, SeekFrom::Hole(data)).unwrap_or(length).max(data);

@@ -81,7 +81,8 @@ impl<'s> Scopes<'s> {
         })
     }
 
-    /// Like [`scope_path`](Self::scope_path), but determines the path, or that there is none, only once for each entry.
+    /// Returns the names of the scopes from the unit down to the entry `target`, joined by `::`, from the cache or by
+    /// [`scope_path`](Self::scope_path), whose result is cached. `None` if there are none, or a limit is reached.
     fn cached_scope_path(
         &self,
         unit: UnitRef<'_, Slice<'s>>,
@@ -225,8 +226,8 @@ fn is_cpp(unit: UnitRef<'_, Slice<'_>>) -> bool {
     matches!(language, Some(AttributeValue::Language(language)) if CPP_LANGUAGES.contains(&language))
 }
 
-/// Returns an entry's reference to the one of which it is an instance or the definition. `None` if it has no such
-/// reference.
+/// Returns an entry's reference to its declaration: to the abstract function of an inlined one, or to the declaration
+/// in a class. `None` if it has no such reference.
 fn origin_reference<'s>(entry: &Entry<'s>) -> Option<AttributeValue<Slice<'s>>> {
     let mut names = [DW_AT_abstract_origin, DW_AT_specification].into_iter();
     names.find_map(|name| entry.attr_value(name))

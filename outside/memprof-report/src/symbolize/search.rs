@@ -28,14 +28,14 @@ pub(super) struct Binary {
 }
 
 impl Binary {
-    /// Finds the debug file, and stores it in `debug`, `None` if there is none. This may read a file whole, for its
-    /// checksum.
+    /// Finds the binary's debug file, and stores it in `debug`; `None` if there is none. May read a whole file, to
+    /// compute its checksum.
     pub(super) fn find_debug_file(&mut self) {
         let id = self.build_id.as_deref();
         self.debug = self.companions.find_debug_file(&self.file, id);
     }
 
-    /// Length of the file and its debug file, in bytes.
+    /// Length of the binary and of its debug file together, in bytes. A file whose length cannot be read counts as 0.
     pub(super) fn file_bytes(&self) -> u64 {
         let files = [Some(&self.file), self.debug.as_ref()]
             .into_iter()
@@ -45,9 +45,9 @@ impl Binary {
     }
 }
 
-/// Finds the binary of a mapping, without its debug file. `machine` is the name of the profile's machine, `None` if it is
-/// unknown. For a profile of another machine without a build id, no file counts unless `force` is set. If no file can
-/// be read, the result says why.
+/// Finds the binary of a mapping, without its debug file. `machine` is the name of the profile's machine, `None` if it
+/// is unknown. For a profile of another machine without a build id, no file counts unless `force` is set. If no file
+/// can be read, the result says why.
 ///
 /// # Errors
 /// Only binaries with another build id exist for the main program, or for the file that `sources.binary` replaces, and
@@ -115,9 +115,9 @@ pub(super) fn find_binary(
     }
 }
 
-/// Paths at which the binary may be, the preferred first. Only `sources.binary` for the file that it replaces. For a
-/// profile of another machine (`is_foreign`), this machine's own files are left out. So is the path of a deleted file
-/// without a build id: another file may be there now.
+/// Paths at which the binary of a mapped file may be, the preferred first. For the file that `sources.binary` replaces,
+/// only the path of that binary. For a profile of another machine (`is_foreign`), this machine's own files are left
+/// out. The path of a deleted file without a build id is left out, too: another file may be there now.
 fn search_paths(
     object_file: &ObjectFile<'_>,
     sources: &Sources,

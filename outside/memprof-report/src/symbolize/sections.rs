@@ -23,25 +23,27 @@ pub(super) fn load_section<'d, R: ReadRef<'d>>(
     id: SectionId,
 ) -> io::Result<Cow<'d, [u8]>> {
     match file.section_by_name(id.name()) {
-        Some(section) if is_needed(id) => decompress_section(&section),
+        Some(section) if is_needed_section(id) => decompress_section(&section),
         _ => Ok(Cow::default()),
     }
 }
 
-/// Like [`load_section`], but of split debug information, such as `.debug_info.dwo`. A file may have several sections
-/// of that name, one for each type: their bytes are joined.
+/// Returns a section of split debug information, such as `.debug_info.dwo`. A file may have several sections of one
+/// name, one for each type: their bytes are joined. Empty if the file has none, or its kind is not needed. Fails if a
+/// section is damaged, or exceeds a limit.
 pub(super) fn load_split_section<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     id: SectionId,
 ) -> io::Result<Vec<u8>> {
-    match is_needed(id) {
+    match is_needed_section(id) {
         true => load_packed_section(file, id),
         false => Ok(Vec::new()),
     }
 }
 
-/// Like [`load_split_section`], but also reads the sections that give no names and lines: the index of a package refers
-/// to all.
+/// Returns a section of split debug information, also of a kind that gives no names or lines: the index of a package
+/// (`.dwp`) refers to all kinds. Sections of one name are joined. Empty if the file has none. Fails if a section is
+/// damaged, or exceeds a limit.
 pub(super) fn load_packed_section<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     id: SectionId,
@@ -57,7 +59,8 @@ pub(super) fn load_packed_section<'d, R: ReadRef<'d>>(
     Ok(bytes)
 }
 
-/// Returns a section's bytes. Fails if it declares more of them than its compressed bytes may expand to.
+/// Returns a section's bytes, decompressed if needed. Fails if the section is damaged, or declares more bytes than its
+/// compressed ones may expand to within the limits.
 fn decompress_section<'d>(section: &impl ObjectSection<'d>) -> io::Result<Cow<'d, [u8]>> {
     let compressed = section.compressed_data().map_err(io::Error::other)?;
     let declared = compressed.uncompressed_size;
@@ -74,7 +77,7 @@ fn decompress_section<'d>(section: &impl ObjectSection<'d>) -> io::Result<Cow<'d
 
 /// Returns whether the names and lines of functions are found with a section. Locations of variables, macros, types and
 /// the tables of names are not read: they are half of the bytes.
-fn is_needed(id: SectionId) -> bool {
+fn is_needed_section(id: SectionId) -> bool {
     use SectionId::{
         DebugLoc, DebugLocLists, DebugMacinfo, DebugMacro, DebugNames, DebugPubNames, DebugTypes,
     };

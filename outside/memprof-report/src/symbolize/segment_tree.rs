@@ -17,8 +17,9 @@ impl<T: Copy + Ord> SegmentTree<T> {
         }
     }
 
-    /// Offers a candidate to the addresses with the indices in `range`; of all candidates the least wins. Returns the
-    /// number of visited nodes.
+    /// Inserts a candidate for the addresses with the indices in `range`; of all candidates the least wins. Takes time
+    /// in proportion to the logarithm of the number of addresses. Returns the number of visited nodes, for a test of
+    /// this cost.
     pub(super) fn insert(&mut self, range: Range<usize>, candidate: T) -> usize {
         let leaves = self.nodes.len() / 2;
         let (mut start, mut end) = (range.start + leaves, range.end + leaves);

@@ -59,7 +59,7 @@ pub(super) fn qualified_name(
 }
 
 /// Returns whether a path lies in a directory in which cargo or rustc stores the sources of other crates.
-fn is_dependency_directory(place: &str) -> bool {
+fn is_dependency_directory(path: &str) -> bool {
     [
         "/registry/src/",
         "/git/checkouts/",
@@ -68,7 +68,7 @@ fn is_dependency_directory(place: &str) -> bool {
         "/vendor/",
     ]
     .iter()
-    .any(|part| place.contains(part))
+    .any(|part| path.contains(part))
 }
 
 /// Removes a version: `hashbrown` of `hashbrown-0.15.2`.

@@ -56,7 +56,9 @@ struct Budget {
 }
 
 impl SplitUnits {
-    /// Loads the split units of `dwarf` that contain `addresses`, as far as they are found and within the limits.
+    /// Loads the split units, units of debug information in files of their own, that contain `addresses`: from a
+    /// package (`.dwp`), else from single files (`.dwo`). Units that are not found, are damaged or exceed a limit are
+    /// left out, and their files are listed as missing.
     pub(super) fn load(
         dwarf: &Arc<gimli::Dwarf<Slice<'_>>>,
         addresses: &[LinkedAddress],
@@ -95,7 +97,8 @@ impl SplitUnits {
         loaded
     }
 
-    /// Returns a split unit for addr2line. `None` if it was not found, or exceeds a limit.
+    /// Returns the split unit that addr2line requests by `load`. `None` if the unit was not loaded before: its file was
+    /// not found, is damaged or exceeds a limit, or no address needs it.
     pub(super) fn unit<'s>(
         &'s self,
         load: &SplitDwarfLoad<Slice<'s>>,
@@ -115,7 +118,7 @@ impl SplitUnits {
         Some(Arc::new(unit))
     }
 
-    /// Note on the files that were not found. `None` if none is missing.
+    /// Returns a note on the files of split units that could not be read. `None` if no file is missing.
     pub(super) fn missing_note(&self) -> Option<String> {
         let (count, shown) = (self.missing.len(), self.missing.iter().take(MAX_SHOWN));
         let shown: Vec<&str> = shown.map(String::as_str).collect();
@@ -134,8 +137,8 @@ impl SplitUnits {
     }
 }
 
-/// Returns the directory and path of each split unit that contains one of the addresses, by id. Empty if the debug
-/// information is damaged.
+/// Returns the split units that contain one of the addresses: by unit id, the directory of the compilation and the path
+/// of the file, as the debug information names them. Empty if the debug information is damaged.
 fn needed_units(
     dwarf: &Arc<gimli::Dwarf<Slice<'_>>>,
     addresses: &[LinkedAddress],
@@ -203,7 +206,8 @@ impl SplitUnit {
     }
 }
 
-/// Returns the range of the unit with that id in `.debug_info`. `None` if there is none.
+/// Returns the range in bytes of the unit with this id in `.debug_info`. `None` if there is no such unit. Fails if a
+/// unit before it is damaged.
 fn find_unit(dwarf: &gimli::Dwarf<Slice<'_>>, id: u64) -> gimli::Result<Option<Range<usize>>> {
     let mut headers = dwarf.units();
     while let Some(header) = headers.next()? {
@@ -217,7 +221,8 @@ fn find_unit(dwarf: &gimli::Dwarf<Slice<'_>>, id: u64) -> gimli::Result<Option<R
 }
 
 impl Package {
-    /// Loads a package. Fails if it is no valid object file, or exceeds the budget.
+    /// Loads a package (`.dwp`), which contains the split units of a whole program. Fails if it is no valid object
+    /// file, or exceeds the budget.
     fn load(file: &File, budget: &mut Budget) -> io::Result<Self> {
         let cache = LimitedFile::new(file, budget.bytes);
         let file = object::File::parse(&cache).map_err(io::Error::other)?;
@@ -235,7 +240,8 @@ impl Package {
         })
     }
 
-    /// Returns the unit with that id. `None` if there is none, or the package is damaged.
+    /// Returns the unit with this id; `parent` has the skeleton units. `None` if there is no such unit, or the package
+    /// is damaged.
     fn unit<'s>(
         &'s self,
         id: DwoId,

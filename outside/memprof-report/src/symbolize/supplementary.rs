@@ -1,5 +1,5 @@
-//! Debug information that several files share: `dwz` moves it to a supplementary file, as in Debian's and Fedora's debug
-//! packages (DWARF 5, 7.3.6; before it `.gnu_debugaltlink`).
+//! Debug information that several files share: `dwz` moves it to a supplementary file, as in Debian's and Fedora's
+//! debug packages (DWARF 5, 7.3.6; before it `.gnu_debugaltlink`).
 
 use std::io;
 use std::path::PathBuf;
@@ -24,8 +24,8 @@ pub(super) struct Supplementary {
 }
 
 impl Supplementary {
-    /// Loads the supplementary file to which `file` refers. One that is not found is no error:
-    /// [`nameless_note`](Self::nameless_note) names it. Fails if it is damaged, or exceeds a limit.
+    /// Loads the supplementary file to which `file` refers. A file that is not found is no error, but is named in the
+    /// note of [`nameless_note`](Self::nameless_note). Fails if the supplementary file is damaged, or exceeds a limit.
     pub(super) fn load<'d, R: ReadRef<'d>>(
         file: &object::File<'d, R>,
         companions: &Companions,

@@ -26,7 +26,8 @@ pub(super) fn supplementary_link<'d, R: ReadRef<'d>>(
     Some((path.into(), to_hex(id)))
 }
 
-/// Returns whether a file is the supplementary one with that id: its build id or, without one, its checksum.
+/// Returns whether a file is the supplementary file with this id, in hex: the id is its build id or, if it has none,
+/// the checksum in its section `.debug_sup`. False if the file cannot be read.
 pub(super) fn has_supplementary_id(file: &File, id: &str) -> bool {
     match build_id(file) {
         Ok(Some(found)) => found == id,
@@ -55,7 +56,7 @@ struct SupplementarySection<'d> {
 }
 
 impl<'d> SupplementarySection<'d> {
-    /// Reads the section. `None` if a file has none, or it is malformed.
+    /// Reads the section `.debug_sup` of a file. `None` if the file has no such section, or the section is malformed.
     fn read<R: ReadRef<'d>>(file: &object::File<'d, R>) -> Option<Self> {
         let section = file.section_by_name(".debug_sup")?;
         Self::parse(section.data().ok()?, sections::file_endian(file)).ok()

@@ -1,5 +1,5 @@
-//! Limits of the names that a report reads, of all its processes together: each may have files that are made to take long,
-//! and a report may be of many.
+//! Limits of the names that a report reads, of all its processes together: each may have files that are made to take
+//! long, and a report may be of many.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ const MAX_JIT_NAME_BYTES: usize = 64 << 20;
 /// Path and build id of a mapped file.
 type MappedFile = (String, Option<String>);
 
-/// Time and memory that are left for the names of a report. Each process has an equal share of what the processes before
-/// it have left. A file of several processes has the time of all of them, because it is named once.
+/// Time and memory that are left for the names of a report. Each process has an equal share of what the processes
+/// before it have left. A file of several processes has the time of all of them, because it is named once.
 #[derive(Debug)]
 pub(crate) struct SymbolBudget {
     /// Time at which nothing more is read.
@@ -35,7 +35,8 @@ pub(crate) struct SymbolBudget {
 }
 
 impl SymbolBudget {
-    /// Creates the budget of a report on these processes. Its time begins now.
+    /// Creates the budget of a report on the processes of these profiles, and counts which files several of them have
+    /// mapped. The time begins to run now.
     pub(crate) fn new(profiles: &[Profile]) -> Self {
         let now = Instant::now();
         let mut sharers = HashMap::new();
@@ -56,8 +57,8 @@ impl SymbolBudget {
         }
     }
 
-    /// Gives the next process its share of the remaining time and bytes of JIT names: an equal part for it and each
-    /// later process.
+    /// Starts the share of the next process, whose profile this is: the time and the bytes of JIT names that are left,
+    /// divided equally among this process and all later ones.
     pub(super) fn begin_process(&mut self, profile: &Profile) {
         self.start = Instant::now();
         let processes = self.processes.max(1);
@@ -69,8 +70,8 @@ impl SymbolBudget {
         }
     }
 
-    /// Ends the share of the process of the last [`begin_process`](Self::begin_process): what it did not use is left
-    /// for later ones.
+    /// Ends the share of the current process: the time and bytes that it did not use are left for later processes.
+    /// Files that it shares with later ones have one sharer less.
     pub(super) fn end_process(&mut self) {
         self.processes = self.processes.saturating_sub(1);
         for file in self.shared.drain() {
@@ -80,7 +81,7 @@ impl SymbolBudget {
         }
     }
 
-    /// Number of processes, from the one that is read now on, that have this file mapped.
+    /// Number of processes that have this file mapped, of the current process and all later ones; at least 1.
     pub(super) fn sharer_count(&self, path: &str, build_id: Option<&str>) -> u32 {
         if self.sharers.is_empty() {
             return 1;
@@ -89,13 +90,13 @@ impl SymbolBudget {
         self.sharers.get(&file).copied().unwrap_or(1).max(1)
     }
 
-    /// Returns the time at which no more names are read of a file that this number of processes has. As the file is
-    /// named once for all of them, it has the time of all.
+    /// Returns the time after which no more names are read of a file that `sharers` processes have mapped. Such a file
+    /// is named once for all of them, so it has the time of all.
     pub(super) fn deadline(&self, sharers: u32) -> Instant {
         self.start + self.share * sharers.clamp(1, self.processes.max(1))
     }
 
-    /// Returns whether the time of the process has passed.
+    /// Returns whether the current process has used up its share of the time.
     pub(super) fn is_late(&self) -> bool {
         Instant::now() > self.deadline(1)
     }

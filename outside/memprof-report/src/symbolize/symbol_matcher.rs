@@ -67,16 +67,16 @@ impl<'q, 'd> SymbolMatcher<'q, 'd> {
         }
     }
 
-    /// Reads the symbols of a file, until the deadline: functions that it defines, and labels in its code. A better
-    /// symbol replaces that of an earlier file.
+    /// Reads the symbols of a file, until the deadline: the functions that it defines, and labels in its code. A symbol
+    /// that fits an address better replaces one of an earlier file.
     pub(super) fn add_file<R: ReadRef<'d>>(&mut self, file: &object::File<'d, R>) {
         let sections = code_sections(file);
         self.add_symbols(file.dynamic_symbols(), &sections);
         self.add_symbols(file.symbols(), &sections);
     }
 
-    /// Reads symbols, until the deadline. A function contains the addresses of its size; one without a size, and a
-    /// label, those up to the next symbol or the end of its section, one of `sections`.
+    /// Reads symbols, until the deadline. A function contains the bytes that its size says. A function without a size,
+    /// and a label, reach to the next symbol or the end of their section; `sections` are the ranges of those with code.
     fn add_symbols<R: ReadRef<'d>>(
         &mut self,
         symbols: SymbolIterator<'d, '_, R>,
@@ -151,13 +151,16 @@ impl<'q, 'd> SymbolMatcher<'q, 'd> {
         }
     }
 
-    /// Returns whether every address is in a symbol that has a size. One without size may end before the address.
+    /// Returns whether every address is in a symbol that has a size. A symbol without a size may end before the
+    /// address, so a further file may have a better one.
     pub(super) fn is_complete(&self) -> bool {
         self.symbols()
             .all(|symbol| symbol.is_some_and(|symbol| symbol.start_without_size.is_none()))
     }
 
-    /// Returns the symbol of each address, in the order of the queries. `None` if none contains it.
+    /// Returns the best symbol of each address, in the order of the queries: a function whose size contains it, else
+    /// the last function or label before it, if that has no size and is in the same section. `None` if there is
+    /// neither.
     pub(super) fn symbols(&self) -> impl Iterator<Item = Option<FoundSymbol<'d>>> {
         let starts = self.functions.iter().zip(&self.labels).zip(self.queries);
         let (mut function, mut label): (Option<Start<'d>>, Option<Start<'d>>) = (None, None);

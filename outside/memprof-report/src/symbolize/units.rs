@@ -22,9 +22,9 @@ const TYPE_UNIT_BYTES: usize = 24;
 
 type Slice<'d> = EndianSlice<'d, RunTimeEndian>;
 
-/// Returns the ranges of `.debug_info` that `addresses`, ascending, do not need. Needed are units without addresses in
-/// `.debug_aranges`, those with one of the addresses, and the units to which needed ones refer. Fails if a needed unit
-/// is damaged, nested deeper than any compiler writes it, or exceeds the budget.
+/// Returns the ranges of `.debug_info` that `addresses`, ascending, do not need. A unit is needed if it contains one of
+/// the addresses, if `.debug_aranges` does not list its addresses, or if a needed unit refers to it. Fails if a needed
+/// unit is damaged, is nested deeper than any compiler writes it, or exceeds the budget.
 pub(super) fn unneeded_units(
     dwarf: &Dwarf<Slice<'_>>,
     addresses: &[LinkedAddress],
@@ -160,8 +160,8 @@ fn read_references(
     Ok(references)
 }
 
-/// Reads one entry, and adds its references to other units to `references`. Returns its tag; `None` for the end of a list
-/// of children.
+/// Reads one entry, and adds its references to other units to `references`. Returns its tag; `None` for the end of a
+/// list of children.
 fn read_entry(
     entries: &mut gimli::EntriesRaw<'_, Slice<'_>>,
     references: &mut Vec<usize>,

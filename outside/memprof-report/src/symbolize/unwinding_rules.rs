@@ -22,7 +22,8 @@ pub(super) struct FunctionCode {
 }
 
 impl<'d> UnwindingRules<'d> {
-    /// Finds the rules of a file of a 64-bit machine. `None` if it lacks them, or their table is damaged.
+    /// Finds the unwinding rules of a file. `None` if the file is not of a 64-bit machine, lacks `.eh_frame_hdr`,
+    /// `.eh_frame` or `.text`, or their table is damaged.
     pub(super) fn find<R: ReadRef<'d>>(file: &object::File<'d, R>) -> Option<Self> {
         if !file.is_64() {
             return None;
@@ -49,8 +50,8 @@ impl<'d> UnwindingRules<'d> {
         })
     }
 
-    /// Returns the code of the last function that starts at or before an address, which may end before it. `None` if
-    /// there is none, or the table is damaged.
+    /// Returns the code of the last function that starts at or before an address; the function may also end before the
+    /// address. `None` if no function starts there, or the table is damaged.
     pub(super) fn last_function(&self, address: u64) -> Option<FunctionCode> {
         let table = self.header.table()?;
         let pointer = table.lookup(address, &self.bases).ok()?;
@@ -64,7 +65,8 @@ impl<'d> UnwindingRules<'d> {
         (code.start <= address).then_some(code)
     }
 
-    /// Returns the code of the function that contains an address. `None` if no rule is for it.
+    /// Returns the code of the function that contains an address. `None` if no unwinding rule covers the address, or
+    /// the table is damaged.
     pub(super) fn function_at(&self, address: u64) -> Option<FunctionCode> {
         let code = self.last_function(address)?;
         (address - code.start < code.bytes).then_some(code)

@@ -1,5 +1,5 @@
-//! Patterns of the rules for names, by the first byte of the names that they match: a profile has thousands of functions,
-//! and each would be compared with hundreds of patterns.
+//! Patterns of the rules for names, by the first byte of the names that they match: a profile has thousands of
+//! functions, and each would be compared with hundreds of patterns.
 
 use std::sync::LazyLock;
 
@@ -47,7 +47,8 @@ impl RuleIndex {
         Self { by_first_byte }
     }
 
-    /// Returns the first rule that has a pattern for `name` and for which `holds` is true. `None` if there is none.
+    /// Returns the first rule that has a pattern for `name` and for which `holds` is true, with that pattern. `None` if
+    /// there is no such rule, or `name` is empty.
     pub(super) fn find(
         &self,
         name: &str,

@@ -87,7 +87,8 @@ pub(in crate::code_origin) const NAMESPACES: &[NameRule] = &[
             "parquet",
         ],
     ),
-    // C++ libraries whose code is of the program that instantiates it: containers, types for values, and what runs handlers.
+    // C++ libraries whose code is of the program that instantiates it: containers, types for values, and what runs
+    // handlers.
     NameRule::new(
         CodeOrigin::Plumbing,
         Reach::Distinct,

@@ -26,8 +26,8 @@ pub(in crate::code_origin) enum SourceFiles {
 }
 
 impl SourceFiles {
-    /// Returns whether these source files include the one at `path`. Only the ending of the path decides.
-    pub(in crate::code_origin) fn contain(self, path: &str) -> bool {
+    /// Returns whether the file at `path` is one of these source files. Only the ending of the path decides.
+    pub(in crate::code_origin) fn contains(self, path: &str) -> bool {
         let ends = |endings: &[&str]| endings.iter().any(|ending| path.ends_with(ending));
         match self {
             Self::All => true,
@@ -37,12 +37,14 @@ impl SourceFiles {
     }
 }
 
-/// Directory of sources that are plumbing. It has no packages.
+/// Creates the entry of a directory whose sources are all plumbing, code that reports fold into its callers. It has no
+/// packages.
 const fn plumbing_directory(path: &'static str) -> SourceDirectory {
     plumbing_files(path, SourceFiles::All)
 }
 
-/// Directory of which some files are plumbing. It has no packages.
+/// Creates the entry of a directory in which only `files` are plumbing, code that reports fold into its callers. It has
+/// no packages.
 const fn plumbing_files(path: &'static str, files: SourceFiles) -> SourceDirectory {
     SourceDirectory {
         origin: CodeOrigin::Plumbing,
@@ -52,17 +54,20 @@ const fn plumbing_files(path: &'static str, files: SourceFiles) -> SourceDirecto
     }
 }
 
-/// Directory of headers that are plumbing. It has no packages.
+/// Creates the entry of a directory in which only headers are plumbing, code that reports fold into its callers. It has
+/// no packages.
 const fn plumbing_headers(path: &'static str) -> SourceDirectory {
     plumbing_files(path, SourceFiles::Headers)
 }
 
-/// Directory of a language's library, whose sources have one of `endings`. It has no packages.
+/// Creates the entry of a directory of a language's standard library, which is plumbing: code that reports fold into
+/// its callers. Only files with one of `endings` belong to the library. It has no packages.
 const fn language_library(path: &'static str, endings: &'static [&'static str]) -> SourceDirectory {
     plumbing_files(path, SourceFiles::EndingWith(endings))
 }
 
-/// Directory of libraries: `package_depth` path components below it name a package.
+/// Creates the entry of a directory that holds packages of libraries: the first `package_depth` path components below
+/// it name the package; with 0 there are no packages.
 const fn package_directory(path: &'static str, package_depth: usize) -> SourceDirectory {
     SourceDirectory {
         origin: CodeOrigin::Library,

@@ -27,8 +27,8 @@ pub(super) struct FunctionIds {
 }
 
 impl FunctionIds {
-    /// Numbers the functions of all frames in a profile. Frames are of one function if they have its name. A function
-    /// without a symbol is known by its mapping and the start of its code instead, if its code was read.
+    /// Numbers the functions of all frames in a profile. Two frames are of one function if they have the same name. If
+    /// the function has no symbol but its code was read, they must have the same mapping and start of the code instead.
     pub(super) fn new(named: &SymbolizedProfile) -> Self {
         let mut known: HashMap<FunctionKey, FunctionId> = HashMap::default();
         let by_address = (0..named.profile.stacks.addresses().len() as u32).map(|index| {
@@ -52,8 +52,8 @@ impl FunctionIds {
         }
     }
 
-    /// Returns the number of stacks that contain each of `functions`. The allocator's frames at the leaf do not count,
-    /// nor frames with a verdict for which `candidates`, by its index, is false.
+    /// Returns the number of stacks that contain each of `functions`. The allocator's frames at the leaf do not count.
+    /// `candidates` says, by the index of a frame's verdict, whether the frame counts.
     pub(super) fn count_stacks(
         &self,
         named: &SymbolizedProfile,
@@ -78,7 +78,7 @@ impl FunctionIds {
         let has_counted: Vec<bool> = addresses
             .map(|address| counted_functions(address).next().is_some())
             .collect();
-        // The last stack in which a function was counted.
+        // The last stack in which each function was counted: recursion must not count a stack twice.
         let mut last_stacks = vec![u32::MAX; self.count];
         for index in 0..named.profile.stacks.len() as u32 {
             let addresses = named.program_frames(StackId(index)).iter();

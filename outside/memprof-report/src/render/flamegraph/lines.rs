@@ -29,13 +29,13 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Makes the lines of the drawn stacks; in a comparison, each has the base's value, too. A line ends at the first
-    /// function that is too narrow to be drawn. Stacks that are equal up to there share it, and so do neighbours with
-    /// the same caller that are too narrow together: the line has the name of the first one. An empty frame follows
-    /// that function, so that inferno sorts the line as it would sort the stacks.
+    /// Creates the lines of the drawn stacks; in a comparison, each has the base's value, too. A line ends with the
+    /// first function that is too narrow to be drawn. Stacks that are equal up to this function become one line.
+    /// Neighbours with the same caller whose boxes are too narrow even together also become one line, with the name of
+    /// the first. An empty frame follows the last function, so that inferno sorts the line as it would sort the stacks.
     ///
-    /// If two functions have one name once `;` is written as `:`, all lines stay whole: they are one box. Fails if the
-    /// lines exceed the memory budget.
+    /// If two functions have one name once `;` is written as `:`, inferno draws them as one box, whose width is not
+    /// known here, so all lines stay whole. Fails if the lines exceed the memory budget.
     pub(super) fn new(
         folded: &Folded<'_>,
         is_comparison: bool,
@@ -49,9 +49,10 @@ impl Lines {
         Self::with_cuts(folded, names, is_comparison, &cuts, memory_left)
     }
 
-    /// Makes the lines of the drawn stacks, cut as `cuts` says; in a comparison, each has the base's value, too.
-    /// `names` has, by function id, the name of its boxes. In a comparison, stacks are merged only if neither they nor
-    /// the merged line has the largest change, by which colours are scaled.
+    /// Creates the lines of the drawn stacks, cut as `cuts` says; in a comparison, each has the base's value, too.
+    /// `names` has, by function id, the name of the function's boxes. In a comparison, two stacks are merged only if
+    /// neither of them nor the merged line has the largest change of all, by which inferno scales the colours. Fails if
+    /// the lines exceed the memory budget.
     fn with_cuts(
         folded: &Folded<'_>,
         names: Vec<String>,
@@ -185,7 +186,8 @@ struct CutLine {
 }
 
 impl CutLine {
-    /// Starts a line with one cut stack.
+    /// Starts a line with one cut stack. `functions` are those up to the cut, root first; the last one is too narrow to
+    /// be drawn.
     fn new(functions: &[StringId], values: Comparison) -> Self {
         Self {
             functions: functions.to_vec(),
@@ -194,8 +196,8 @@ impl CutLine {
         }
     }
 
-    /// Returns whether a cut stack can be added to this line: it has the same functions, or the same caller and the box
-    /// stays too narrow to be drawn.
+    /// Returns whether a cut stack can be added to this line: it has the same functions, or it has the same callers and
+    /// the box of the last function would still be narrower than `min_width`.
     fn accepts(&self, functions: &[StringId], values: Comparison, min_width: f64) -> bool {
         let callers = |functions: &[StringId]| functions.len() - 1;
         self.functions == functions
@@ -222,14 +224,15 @@ impl Cuts {
         }
     }
 
-    /// Cuts each drawn stack at its first box that is too narrow. The stacks are sorted by their functions, so those of
-    /// one box are neighbours.
+    /// Finds, for each drawn stack, the first box that is too narrow to be drawn, at which the stack is cut. The stacks
+    /// are sorted by their functions, so those that share a box are neighbours.
     fn new(folded: &Folded<'_>) -> Self {
         let drawn = folded.stacks.values().filter(|values| is_drawn(*values));
         let total = drawn.map(|values| values.new).fold(0, i64::saturating_add);
+        // Computed like inferno's `minwidth_time`, so that both round in the same way.
         let min_width = MIN_WIDTH_PERCENT / (100.0 / total as f64);
         let mut depths = Vec::with_capacity(folded.stacks.len());
-        // First stack of each box on the path to the last stack, and its width so far.
+        // For each box of the last stack, root first: the first stack in the box, and the box's width so far.
         let mut path: Vec<(usize, i64)> = Vec::new();
         let mut before: Vec<StringId> = Vec::new();
         let leave_boxes = |path: &mut Vec<(usize, i64)>, common: usize, depths: &mut Vec<u32>| {

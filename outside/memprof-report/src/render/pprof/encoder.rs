@@ -55,7 +55,8 @@ struct LocationKey {
 }
 
 impl<W: Write> Encoder<W> {
-    /// Creates an encoder. The first string of a profile must be empty.
+    /// Creates an encoder that writes to `out`. Enters the empty string, which must be the first of a profile's string
+    /// table.
     pub(super) fn new(out: W) -> Self {
         let mut strings = Strings::default();
         strings.intern("");
@@ -93,8 +94,8 @@ impl<W: Write> Encoder<W> {
         Ok(())
     }
 
-    /// Writes the samples of a profile with their values of `types`, and the mappings and locations to which they
-    /// refer.
+    /// Writes the samples of a profile with their values of `types`, labels and ages, and the mappings and locations to
+    /// which they refer.
     pub(super) fn write_samples(
         &mut self,
         symbolized: &SymbolizedProfile,
@@ -123,7 +124,7 @@ impl<W: Write> Encoder<W> {
 
     /// Writes the samples of a profile less those of `base`, with their values of `types`. Like Go's `net/http/pprof`,
     /// it writes one sample for each stack and set of labels, and none whose values are all 0. Ages are left out,
-    /// because a block is older in the later profile.
+    /// because a block is older in the later profile. Fails if the differences exceed the memory budget.
     pub(super) fn write_differences(
         &mut self,
         symbolized: &SymbolizedProfile,
@@ -168,8 +169,8 @@ impl<W: Write> Encoder<W> {
         Ok(())
     }
 
-    /// Writes the locations of a profile's samples that are not written yet, and their mappings. Returns the location's
-    /// id for each address by its id; 0 if no sample has the address.
+    /// Writes the locations of a profile's samples that are not written yet, and their mappings. Returns, by address
+    /// id, the id of the address's location; 0 if no sample has the address.
     fn write_locations(&mut self, symbolized: &SymbolizedProfile) -> Result<Vec<u64>> {
         let SymbolizedProfile { profile, names, .. } = symbolized;
         let mut is_used = vec![false; profile.stacks.addresses().len()];
@@ -187,6 +188,7 @@ impl<W: Write> Encoder<W> {
             let address = profile.stacks.call_address(id).0.wrapping_add(moved);
             let line = self.convert_frames(symbolized, id);
             let lines = line.iter().map(|line| (line.function_id, line.line));
+            // Ids count from 1: 0 stands for no location.
             let next = self.locations.len() as u64 + 1;
             let known = self.locations.entry(LocationKey {
                 mapping_id,
@@ -212,8 +214,8 @@ impl<W: Write> Encoder<W> {
         Ok(location_ids)
     }
 
-    /// Converts the labels of a sample, those of its label set. With `with_age`, a label `age` in seconds comes before
-    /// them if the age is known.
+    /// Converts the labels of a sample to messages. With `with_age`, the first one is a label `age`, the least age in
+    /// seconds, if it is known.
     fn convert_labels(
         &mut self,
         profile: &Profile,
@@ -247,8 +249,8 @@ impl<W: Write> Encoder<W> {
     }
 
     /// Writes the mappings to which locations refer, the main program's first. `is_used` says by address id whether a
-    /// sample has the address. Returns the id of each mapping, 0 if it is not written, and the distance to the written
-    /// one, by which its addresses move.
+    /// sample has the address. A file that two profiles map at different addresses is written once. Returns for each
+    /// mapping its id, 0 if it is not written, and the distance to the written mapping, which is added to addresses.
     fn write_mappings(
         &mut self,
         profile: &Profile,
@@ -285,6 +287,7 @@ impl<W: Write> Encoder<W> {
                     false => mapping.start.0,
                 },
             };
+            // Ids count from 1: 0 stands for no mapping.
             let next = self.mappings.len() as u64 + 1;
             let known = self.mappings.entry(key);
             let is_new = matches!(known, Entry::Vacant(_));
@@ -311,9 +314,9 @@ impl<W: Write> Encoder<W> {
         Ok(ids)
     }
 
-    /// Converts the frames of an address, innermost first, to lines, and collects functions that are new. A frame
-    /// without a symbol gets no line: readers show its mapping and address, which say more than an offset as a name,
-    /// and they can still find a symbol for it.
+    /// Converts the frames of an address, innermost first, to lines of a location. Stores functions that are new, for
+    /// [`finish`](Self::finish) to write. A frame without a symbol gets no line: readers show its mapping and address,
+    /// which say more than an offset as a name, and they can still find a symbol.
     fn convert_frames(
         &mut self,
         symbolized: &SymbolizedProfile,
@@ -327,6 +330,7 @@ impl<W: Write> Encoder<W> {
             .map(|frame| {
                 let name = self.strings.intern(string(frame.function));
                 let file = frame.file.map(|file| self.strings.intern(string(file)));
+                // Ids count from 1: profile.proto forbids 0.
                 let next = self.functions.len() as u64 + 1;
                 let id = *self.function_ids.entry((name, file)).or_insert(next);
                 if id == next {
@@ -347,7 +351,8 @@ impl<W: Write> Encoder<W> {
             .collect()
     }
 
-    /// Writes the functions and strings that were collected and the fields in `tail`, and flushes the output.
+    /// Writes the functions and strings of all messages so far, then the fields in `tail`, whose strings are interned
+    /// already, and flushes the output.
     pub(super) fn finish(mut self, tail: &proto::Profile) -> Result<()> {
         // Fields 5 and 6 of `Profile` in profile.proto: `function` and `string_table`.
         for function in std::mem::take(&mut self.functions) {
@@ -364,7 +369,8 @@ impl<W: Write> Encoder<W> {
     }
 }
 
-/// Returns the positions of the values of these types, all of which the profile must have.
+/// Returns the positions of a profile's values of these types, in their order. The profile must have all of them: a
+/// type that it lacks would have no position.
 fn find_columns(profile: &Profile, types: &[ValueType]) -> Vec<Column> {
     let known = profile.columns();
     let find = |wanted: &ValueType| {
