@@ -26,20 +26,22 @@ pub(crate) fn read_auxv(pid: u32) -> io::Result<Vec<u8>> {
 pub(crate) struct ProgramIdentity(Vec<u8>);
 
 impl ProgramIdentity {
-    /// Reads the identity of the program that a process executes now. If that cannot be read, every later program
-    /// counts as this one.
+    /// Reads the identity of the program that a process executes now. If /proc/PID/auxv cannot be read, the identity is
+    /// empty, and [`Self::was_replaced`] returns false for every later program.
     pub(crate) fn for_pid(pid: u32) -> Self {
         Self(read_auxv(pid).unwrap_or_default())
     }
 
-    /// Returns whether a process executes another program by now. False if that cannot be read.
+    /// Returns whether process `pid` executes another program by now. False if its auxiliary vector cannot be read now,
+    /// or could not be read for this identity.
     pub(crate) fn was_replaced(&self, pid: u32) -> bool {
         let now = Self::for_pid(pid);
         !self.0.is_empty() && !now.0.is_empty() && self.0 != now.0
     }
 }
 
-/// Returns the value of a key (`AT_*`) in an auxiliary vector (getauxval(3)); `None` if it is 0 or missing.
+/// Returns the value of a key (`AT_*`) in an auxiliary vector (getauxval(3)), which is a list of pairs of 64-bit
+/// numbers, key and value. `None` if the value is 0 or missing.
 pub(crate) fn auxv_value(vector: &[u8], key: u64) -> Option<u64> {
     let (entries, _) = vector.as_chunks::<16>();
     let words = entries.iter().map(|entry| {

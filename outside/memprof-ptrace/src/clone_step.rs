@@ -24,25 +24,29 @@ pub(crate) enum CloneStep {
 }
 
 impl CloneStep {
-    /// Converts the wait status of a stop (waitpid(2)). A ptrace event is in its upper half.
+    /// Converts the wait status of a stop (waitpid(2)): its upper 16 bits hold the ptrace event or 0, the 8 bits below
+    /// the stop signal.
     pub(crate) fn from_status(status: i32) -> Self {
         match (status >> 16, libc::WSTOPSIG(status)) {
             (libc::PTRACE_EVENT_CLONE, _) => Self::Cloned,
             (0, SYSCALL_STOP_SIGNAL) => Self::SystemCall,
             (0, signal) => Self::Signal(signal),
+            // `PTRACE_EVENT_STOP`: the tracer has enabled no event but that of clone(2).
             _ => Self::GroupStop,
         }
     }
 }
 
-/// Returns the error with which the thread leaves clone(2); `None` if it has not reached that point, or if the
-/// kernel restarts the call.
+/// Returns the error of clone(2), by the registers of a thread that is stopped at a system call. `None` if the
+/// registers are those of another call, if clone(2) has not run yet or has created a child, or if the kernel restarts
+/// clone(2).
 pub(crate) fn clone_error(registers: &user_regs_struct) -> Option<io::Error> {
     /// Values of `rax` that are no error here: the one before the call has begun (arch/x86/entry), and that of a
     /// call which is restarted after a signal (include/linux/errno.h).
     const NOT_ERRORS: [i32; 2] = [libc::ENOSYS, 513];
     let is_clone = registers.orig_rax == libc::SYS_clone as u64;
     let errno = i32::try_from(registers.rax.wrapping_neg()).ok()?;
+    // The kernel returns an error as -errno, at most 4095 (`MAX_ERRNO` of include/linux/err.h).
     let is_error = is_clone && (1..4096).contains(&errno) && !NOT_ERRORS.contains(&errno);
     is_error.then(|| io::Error::from_raw_os_error(errno))
 }

@@ -68,8 +68,9 @@ pub fn examine_for(purpose: Purpose, pid: u32) -> Result<ExaminedProcess, Refusa
     TracerCredentials::current()?.examine_process(purpose, pid)
 }
 
-/// Builds the refusal for a file in a process's /proc directory, other than its memory: opening `file` failed with
-/// `errno`, `EACCES` or `EPERM`. Yama does not restrict such files.
+/// Builds the refusal for a file of /proc/PID that could not be opened. `file` is its name, other than `mem`, and
+/// `errno` is `EACCES` or `EPERM`. The security module Yama is no possible reason: it does not restrict files other
+/// than `mem`. The reason is [`Denial::Unknown`] if the file `status`, which shows it, cannot be read either.
 pub fn proc_denied_refusal(pid: u32, file: &str, errno: Errno) -> Refusal {
     let proc_dir = ProcDir::for_pid(pid);
     let denial = TracerCredentials::current().and_then(|caller| {
@@ -110,7 +111,7 @@ impl TracerCredentials {
     ) -> Result<ExaminedProcess, Refusal> {
         self.run_all_checks(purpose, proc_dir, pid, status)
             .map_err(|refusal| match refusal {
-                // If the process ends meanwhile, any of the checks fails.
+                // If the process ends during the checks, a check fails with one of these.
                 Refusal::NoSuchProcess | Refusal::Unreadable { .. } | Refusal::NoGlibc => {
                     process_gone_refusal(pid).unwrap_or(refusal)
                 }
@@ -118,7 +119,8 @@ impl TracerCredentials {
             })
     }
 
-    /// Makes all checks of `examine_with_status`; the error is that of the first check that fails.
+    /// Makes all checks of a process for a purpose: identity, permission, state, executable, C library and seccomp.
+    /// Fails with the refusal of the first check that fails, which may be because the process has ended meanwhile.
     fn run_all_checks(
         &self,
         purpose: Purpose,
@@ -141,6 +143,7 @@ impl TracerCredentials {
         let maps = proc_dir.read("maps")?;
         require_no_valgrind(&maps)?;
         match (purpose, loader) {
+            // Reading does not depend on the C library.
             (Purpose::Read, Ok(_) | Err(Refusal::Static)) => {}
             // By the file's name only: the version of glibc is in the process's memory, which a list does not read.
             (Purpose::List, loader) => {
@@ -179,8 +182,8 @@ impl TracerCredentials {
         })
     }
 
-    /// Opens the process's memory for reading and writing. Fails with the reason unless this user may trace the
-    /// process.
+    /// Opens the process's memory for reading and writing, for which the kernel requires the right to trace the
+    /// process. Fails with `NoSuchProcess` if the process has ended, else with `Denied` and the reason.
     fn open_memory(&self, proc_dir: &ProcDir, status: &ProcStatus) -> Result<File, Refusal> {
         proc_dir.open_memory().map_err(|errno| match errno {
             Errno::ESRCH | Errno::ENOENT => Refusal::NoSuchProcess,
@@ -192,7 +195,8 @@ impl TracerCredentials {
         })
     }
 
-    /// Fails if a cgroup has frozen the process. A freezer that cannot be read counts as thawed.
+    /// Fails if a cgroup has frozen the process, or if /proc/PID/cgroup cannot be read. A freezer whose state cannot be
+    /// read counts as thawed.
     fn require_thawed(&self, proc_dir: &ProcDir) -> Result<(), Refusal> {
         let cgroups = proc_dir.read("cgroup")?;
         match self.freezers.is_frozen(&String::from_utf8_lossy(&cgroups)) {
@@ -201,8 +205,8 @@ impl TracerCredentials {
         }
     }
 
-    /// Fails if every thread has strict seccomp mode, or a filter that this user cannot read. A thread without a
-    /// filter can make the remote calls.
+    /// Fails if every thread has a seccomp mode, and that of the main thread is strict, or a filter that this user
+    /// cannot read. A thread without a filter can make the system calls that memprof needs.
     fn require_readable_filter(
         &self,
         proc_dir: &ProcDir,
@@ -221,7 +225,8 @@ impl TracerCredentials {
     }
 }
 
-/// Fails if the number is this process's own pid, or that of a kernel thread, a further thread or a zombie.
+/// Fails if `pid` is this process's own, or that of a kernel thread, of a thread other than a main thread, of a process
+/// whose main thread has ended, or of a zombie. `status` and `stat` are the parsed files of /proc/PID.
 fn require_process(pid: u32, status: &ProcStatus, stat: ProcStat) -> Result<(), Refusal> {
     if pid == std::process::id() {
         return Err(Refusal::Itself);
@@ -243,6 +248,7 @@ fn require_process(pid: u32, status: &ProcStatus, stat: ProcStat) -> Result<(), 
 /// Fails if the process is traced by another one, or stopped by a signal.
 fn require_running(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
     match (status.tracer, status.state) {
+        // /proc shows the id of the tracing thread. The refusal names its process, or the thread if it has ended.
         (Some(thread), _) => Err(Refusal::Traced {
             tracer: ProcStatus::read_thread(thread).map_or(thread, |tracer| tracer.thread_group),
             pid,
@@ -252,8 +258,9 @@ fn require_running(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
     }
 }
 
-/// Fails if valgrind runs the process: the executed file is one of its tools, `memcheck-amd64-linux` in a directory of its
-/// own, which loads the program and the library `vgpreload_core-amd64-linux.so`.
+/// Fails if valgrind runs the process, by the mapped files in the text of /proc/PID/maps: the executed file is a tool
+/// of valgrind, such as `memcheck-amd64-linux` in a directory `valgrind`, and the tool loads the program and the
+/// library `vgpreload_core-amd64-linux.so`.
 fn require_no_valgrind(maps: &[u8]) -> Result<(), Refusal> {
     let is_of_valgrind = |mapping: Mapping<'_>| {
         let name = mapping.file_name();
@@ -278,7 +285,8 @@ fn require_vdso(vector: &[u8], maps: &[u8]) -> Result<(), Refusal> {
     }
 }
 
-/// Returns whether the process runs in its parent's memory, between vfork(2) and execve(2).
+/// Returns whether the process runs in its parent's memory, between vfork(2) and execve(2). False if the parent's
+/// status cannot be read.
 fn is_in_vfork(pid: u32, status: &ProcStatus) -> bool {
     let parent = ProcDir::for_pid(status.parent).parse_file("status", ProcStatus::parse);
     // A parent outside of this pid namespace is not visible; one that has ended does not wait in vfork(2).
@@ -294,8 +302,8 @@ fn read_first_bytes(memory: &Memory, mapping: &Mapping<'_>, limit: u64) -> Vec<u
     bytes
 }
 
-/// Returns the refusal for a process that has ended or is hidden; `None` if it is visible, or if its status
-/// cannot be read for another reason.
+/// Returns the refusal for a process that has ended, is a zombie, or is hidden by /proc (mount option hidepid). `None`
+/// if the process is visible and no zombie, or if its status cannot be read for another reason.
 fn process_gone_refusal(pid: u32) -> Option<Refusal> {
     let proc_dir = ProcDir::for_pid(pid);
     match proc_dir.parse_file("status", ProcStatus::parse) {
@@ -310,7 +318,7 @@ fn process_gone_refusal(pid: u32) -> Option<Refusal> {
     }
 }
 
-/// Returns whether the process exists, even if /proc hides it (mount option hidepid).
+/// Returns whether the process exists, even if /proc hides it (mount option hidepid). Sends no signal.
 fn process_exists(pid: u32) -> bool {
     // kill(2) takes 0 and negative numbers for process groups.
     let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0);

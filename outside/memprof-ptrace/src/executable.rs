@@ -54,8 +54,9 @@ pub fn loader_name<'data>(
     }
 }
 
-/// Fails if a process with that loader and those mappings has a C library that the plugin cannot use. `libraries` are
-/// the load addresses in the loader's list. `read` reads the start of a mapping, up to a number of bytes.
+/// Fails if a process has a C library that the plugin cannot use. `loader` is the file name of its loader, `maps` the
+/// text of /proc/PID/maps, and `libraries` the load addresses in the loader's list. `read` reads the start of a
+/// mapping, up to a number of bytes.
 ///
 /// # Errors
 /// `Musl`: the C library is musl; `NoGlibc`: no glibc is loaded; `OldGlibc`: glibc is older than 2.34.
@@ -90,7 +91,9 @@ pub(crate) fn find_glibc_by_name<'a>(
     })
 }
 
-/// Finds the first mapping of a process's glibc that `is_loaded` accepts. Fails with `Musl`, `NoGlibc` or `OldGlibc`.
+/// Finds the mapping of a process's glibc with the file's start, the first one that `is_loaded` accepts. Fails with
+/// `Musl` by the file name of the loader, with `NoGlibc` if `is_loaded` accepts none, and with `OldGlibc` by glibc's
+/// file name.
 fn find_glibc<'a>(
     loader: &[u8],
     maps: &'a [u8],
@@ -119,7 +122,8 @@ fn defines_glibc_2_34(segment: &[u8]) -> bool {
     memchr::memmem::find(segment, b"\0GLIBC_2.34\0").is_some()
 }
 
-/// Returns whether the plugin is mapped, from a file in any directory with any prefix, or from a file in memory.
+/// Returns whether memprof's plugin is mapped, by the text of /proc/PID/maps: a file, on disk or in memory, whose name
+/// ends in `memory_profile.so`.
 pub fn has_plugin(maps: &[u8]) -> bool {
     mappings(maps).any(|mapping| mapping.file_name().ends_with(b"memory_profile.so"))
 }

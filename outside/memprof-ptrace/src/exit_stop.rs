@@ -58,9 +58,10 @@ pub struct KilledThread {
 const EVENTS: c_int =
     libc::PTRACE_O_TRACEEXIT | libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACECLONE;
 
-/// Starts a program, and blocks until its last thread is about to exit. Signals are delivered to it; a stop signal has
-/// no effect. If this process is killed, the program continues. `on_start` gets the program's pid as soon as signals
-/// can be sent to it.
+/// Starts a program, and blocks until its last thread is about to exit, or until a signal or the exit of all threads at
+/// once has ended the program. The program gets the signals that are sent to it, but stop signals have no effect. If
+/// this process is killed, the program continues. `on_start` gets the program's pid once the program is executed: from
+/// then on signals reach the program.
 ///
 /// # Errors
 /// The program cannot be started or traced.
@@ -81,8 +82,8 @@ pub fn run_until_exit(command: &mut Command, on_start: impl FnOnce(u32)) -> io::
         let Some(pid) = gate.wait_for_pid()? else {
             return Err(spawned().err().unwrap_or(io::ErrorKind::Other.into()));
         };
-        // With PTRACE_TRACEME, the stop at execve(2) would be a SIGTRAP, which kills the program if this process is killed
-        // meanwhile.
+        // With PTRACE_TRACEME, the stop at execve(2) would be a SIGTRAP, which kills the program if this process is
+        // killed meanwhile.
         let seized = ptrace_request(
             libc::PTRACE_SEIZE,
             pid,
@@ -93,6 +94,7 @@ pub fn run_until_exit(command: &mut Command, on_start: impl FnOnce(u32)) -> io::
         let has_executed = seized.is_ok() && wait_for_exec(pid)?;
         spawned()?;
         if !has_executed {
+            // A signal has killed the child before execve(2), which `spawn` takes for a success.
             return wait_for_status(pid)
                 .map(|status| RunOutcome::Exited(ExitStatus::from_raw(status)));
         }
@@ -103,8 +105,8 @@ pub fn run_until_exit(command: &mut Command, on_start: impl FnOnce(u32)) -> io::
     })
 }
 
-/// Blocks until a traced process executes a program, and leaves it stopped. False if it ends before; its exit status is
-/// then left to the thread that started it.
+/// Blocks until a traced process executes a program, and leaves the process stopped after that execve(2). Meanwhile
+/// passes on signals. False if the process ends before; its exit status is then left to the thread that started it.
 fn wait_for_exec(pid: pid_t) -> io::Result<bool> {
     loop {
         if !wait_until_stopped(pid)? {
@@ -166,8 +168,10 @@ impl TracedProgram {
         }
     }
 
-    /// Resumes each thread that stops, until the last one is about to exit. Keeps the registers of threads that the
-    /// program's exit ends. Fails if a thread cannot be traced.
+    /// Resumes each thread that stops, until every thread has begun to exit. The thread that ends the program, by
+    /// exit_group(2) or as the last one, stays stopped in its exit. Keeps the registers of threads that the program's
+    /// exit ends. Returns `Exited` if the main thread's end is reported before: a signal has ended the program, or all
+    /// threads have exited at once. Fails if ptrace(2) or waitpid(2) fails.
     fn run_to_exit(mut self) -> io::Result<RunOutcome> {
         loop {
             if let Some(held) = self.held.filter(|_| self.running.is_empty()) {
@@ -182,7 +186,7 @@ impl TracedProgram {
                 }
                 continue;
             }
-            if !self.started.contains(&tid) && !self.is_own_thread(tid) {
+            if !self.started.contains(&tid) && !self.has_thread(tid) {
                 // Another process, which clone(2) created with options of a thread.
                 ptrace_request(libc::PTRACE_DETACH, tid, 0, 0)?;
                 continue;
@@ -191,6 +195,7 @@ impl TracedProgram {
             let signal = match status >> 16 {
                 libc::PTRACE_EVENT_EXIT => {
                     self.running.remove(&tid);
+                    // The message is the thread's wait status: not that of an exit if a signal ends the thread.
                     let has_exited = libc::WIFEXITED(read_event_message(tid)? as c_int);
                     let (call, thread) = read_exit_call_and_registers(tid);
                     // Any other thread may be ended by an execve(2), which waits for it, so it must not be held.
@@ -213,7 +218,7 @@ impl TracedProgram {
                 libc::PTRACE_EVENT_CLONE => {
                     let new = read_event_message(tid)? as pid_t;
                     // The new thread may have started already, and ended.
-                    if !self.started.contains(&new) && self.is_own_thread(new) {
+                    if !self.started.contains(&new) && self.has_thread(new) {
                         self.running.insert(new);
                     }
                     0
@@ -224,20 +229,23 @@ impl TracedProgram {
                     0
                 }
                 0 => libc::WSTOPSIG(status),
+                // A stop signal (`PTRACE_EVENT_STOP`): the thread continues.
                 _ => 0,
             };
             resume_thread(tid, signal)?;
         }
     }
 
-    /// Returns whether a thread belongs to the program, and has not ended.
-    fn is_own_thread(&self, tid: pid_t) -> bool {
+    /// Returns whether a thread belongs to the program. False if /proc no longer shows the thread.
+    fn has_thread(&self, tid: pid_t) -> bool {
         let status = ProcStatus::read_thread(tid.cast_unsigned());
         status.is_ok_and(|status| status.thread_group == self.pid.cast_unsigned())
     }
 
-    /// Converts it to an exiting program: all its threads have begun to exit, and `last` is stopped there.
+    /// Converts this value to an exiting program. All threads have begun to exit, and thread `last` is stopped in its
+    /// exit.
     fn into_exiting(mut self, last: pid_t) -> ExitingProgram {
+        // `ExitingProgram::end` detaches `last`, and waits for the main thread after all others.
         self.started.remove(&last);
         self.started.remove(&self.pid);
         ExitingProgram {
@@ -250,8 +258,8 @@ impl TracedProgram {
     }
 }
 
-/// Reads the system call and the registers of a thread that is stopped in exit. Both are `None` if the registers cannot
-/// be read, as after a SIGKILL.
+/// Reads the registers of a thread that is stopped in exit, and the number of the system call that it was in (-1 for
+/// none). Both are `None` if the registers cannot be read, as after a SIGKILL.
 fn read_exit_call_and_registers(tid: pid_t) -> (Option<c_long>, Option<KilledThread>) {
     let stopped = StoppedThread::from_event(tid);
     let (registers, xstate) = (stopped.registers(), stopped.xstate());
@@ -270,8 +278,8 @@ fn read_exit_call_and_registers(tid: pid_t) -> (Option<c_long>, Option<KilledThr
     )
 }
 
-/// Resumes a stopped thread, with a signal unless it is 0. A thread that was killed needs no resume: the next wait
-/// status says so.
+/// Resumes a stopped thread, and delivers a signal to it unless `signal` is 0. Does nothing if the thread was killed
+/// (`ESRCH`): the next wait reports its end.
 fn resume_thread(tid: pid_t, signal: c_int) -> io::Result<()> {
     match ptrace_request(libc::PTRACE_CONT, tid, 0, signal as usize) {
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
@@ -279,8 +287,8 @@ fn resume_thread(tid: pid_t, signal: c_int) -> io::Result<()> {
     }
 }
 
-/// Returns the message of the event at which a thread is stopped: its exit status, or the id of a new thread. 0 if the
-/// thread was killed.
+/// Returns the message of the ptrace event at which a thread is stopped: the thread's wait status at its exit, or the
+/// id of the new thread at a clone(2). 0 if the thread was killed.
 fn read_event_message(tid: pid_t) -> io::Result<libc::c_ulong> {
     let mut message: libc::c_ulong = 0;
     let address = &raw mut message;
@@ -302,7 +310,8 @@ fn wait_for_any_status() -> io::Result<(pid_t, c_int)> {
     wait_pid(-1, libc::__WALL | libc::__WNOTHREAD)
 }
 
-/// Calls waitpid(2). Signals do not end the wait.
+/// Waits for a child or traced thread, or for any if `pid` is -1 (waitpid(2)). Returns its id and wait status. A signal
+/// does not end the wait.
 fn wait_pid(pid: pid_t, options: c_int) -> io::Result<(pid_t, c_int)> {
     loop {
         let mut status = 0;
@@ -322,17 +331,19 @@ impl ExitingProgram {
         self.pid.cast_unsigned()
     }
 
-    /// Returns the id of its last thread, by which /proc shows its memory: the first thread may have ended before.
+    /// Returns the id of the program's last thread. /proc shows the program's memory under this id, but not under the
+    /// pid if the main thread has ended before.
     pub fn last_tid(&self) -> u32 {
         self.last.cast_unsigned()
     }
 
-    /// Returns its last thread, stopped in exit.
+    /// Returns the program's last thread, which is stopped in exit and still has its registers.
     pub fn stopped_thread(&self) -> &StoppedThread {
         &self.stopped
     }
 
-    /// Returns the threads that its exit has ended, with the registers that they had then.
+    /// Returns the threads that the program's exit has ended, with their last registers. Omits threads that ended by
+    /// their own exit(2).
     pub fn killed_threads(&self) -> &[KilledThread] {
         &self.killed
     }

@@ -17,8 +17,9 @@ const PAGE_SIZE: usize = 4096;
 /// Forks with and without the memory, of which the fastest count.
 const ATTEMPTS: usize = 4;
 
-/// Measures the time in which the kernel copies the entry of a page of 4 KiB that was written since the last fork. It
-/// compares forks of this process with and without memory of a known size. Takes some tens of milliseconds.
+/// Measures the time in which the kernel, in a fork(2), copies one page table entry: that of a page of 4 KiB that was
+/// written since the last fork. Compares forks of this process with and without memory of a known size. Takes some tens
+/// of milliseconds.
 ///
 /// # Errors
 /// The kernel refuses the memory or the forks, or other processes disturbed them.
@@ -31,8 +32,8 @@ pub fn measure_page_copy_time() -> io::Result<Duration> {
             .zip([libc::MADV_DONTFORK, libc::MADV_DOFORK])
         {
             memory.advise(advice)?;
-            // A fork takes the write access of each page, which takes as long as copying its entry. The next fork finds
-            // it taken unless the page is written.
+            // A fork also write-protects each page, which takes as long as copying its entry. The next fork finds the
+            // page protected already, and is faster, unless the page is written in between.
             memory.write_pages();
             *best = (*best).min(time_fork()?);
         }
@@ -64,7 +65,7 @@ impl TrialMemory {
         Ok(memory)
     }
 
-    /// Writes to each page.
+    /// Writes a byte to each page, which makes the page private and writable again after a fork.
     fn write_pages(&self) {
         for offset in (0..TRIAL_BYTES).step_by(PAGE_SIZE) {
             let byte = self.0.cast::<u8>().wrapping_add(offset);
@@ -90,10 +91,11 @@ impl Drop for TrialMemory {
     }
 }
 
-/// Forks this process and returns the processor time that the fork took, which other processes of the machine hardly
-/// change. The child ends at once. Fails if the kernel refuses the fork.
+/// Forks this process, and returns the processor time that this thread took for the fork. Unlike the elapsed time, the
+/// processor time hardly depends on other processes of the machine. The child ends at once, and is waited for. Fails if
+/// the kernel refuses the fork.
 fn time_fork() -> io::Result<Duration> {
-    // Signals are meant for this process, not for the child.
+    // The child inherits the mask: signals are meant for this process, not for the child.
     let old_mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let start = thread_processor_time()?;
     // SAFETY: clone(2) with these arguments is fork(2), without the handlers of fork(3): the child makes system calls

@@ -33,11 +33,12 @@ pub struct StackOwner {
     pub control_block: u64,
 }
 
-/// Returns the end of `length` free bytes: on the thread's own stack if it certainly has room. Else they lie behind the
-/// variables of the program, or of a library that is never unloaded, in the last page of these. `None` if there are no
-/// such bytes.
+/// Finds `length` bytes of memory that the program does not use, and returns the address behind them. They are on the
+/// thread's own stack if that certainly has room. Otherwise they are behind the variables of the program, or of a
+/// library that is never unloaded, in the last page of the variables. `None` if `owner.stack_end` is not mapped, or if
+/// neither place has room.
 ///
-/// A stack that the program allocated itself is not certain: below a coroutine's stack of 4 KiB lies the heap.
+/// A stack that the program allocated itself is not used: below a coroutine's stack of 4 KiB lies the heap.
 pub fn find_frame_memory(
     memory: &Memory,
     maps: &[u8],
@@ -59,8 +60,9 @@ fn mapping_at(maps: &[u8], address: u64) -> Option<Mapping<'_>> {
     mappings(maps).find(|mapping| mapping.range.contains(&address))
 }
 
-/// Returns whether libc allocated a thread's stack: it has a guard page below, and the thread's control block on top.
-/// `end` is the highest address that the thread does not use.
+/// Returns whether libc allocated a thread's stack: a guard page lies below the mapping `stack`, and the thread's
+/// control block in the mapping, less than [`MAX_STACK_SIZE`] above `end`, the highest address that the thread does not
+/// use.
 fn is_libc_stack(maps: &[u8], stack: &Mapping<'_>, end: u64, control_block: u64) -> bool {
     let guard = stack.range.start.checked_sub(1);
     let guard = guard.and_then(|below| mapping_at(maps, below));
@@ -69,8 +71,9 @@ fn is_libc_stack(maps: &[u8], stack: &Mapping<'_>, end: u64, control_block: u64)
     has_guard && is_below && stack.range.contains(&control_block)
 }
 
-/// Returns the end of `length` free bytes in the last page of a startup library's variables. `None` if no such page
-/// has room, or the loader's list cannot be read.
+/// Returns the end of `length` free bytes in the last page of the variables of the program, or of a library that was
+/// loaded at its start. `None` if no such page has room, or if the loader's list of libraries cannot be read or does
+/// not contain the loader.
 fn find_bss_slack(memory: &Memory, maps: &[u8], length: u64) -> Option<u64> {
     let images = startup_libraries(memory, maps).ok()??;
     let mut images = images
@@ -83,12 +86,12 @@ fn find_bss_slack(memory: &Memory, maps: &[u8], length: u64) -> Option<u64> {
     Some(end)
 }
 
-/// Returns the load addresses of the program and of the libraries that were loaded at its start, which precede the
-/// loader in its list. Later libraries may be unloaded at any moment, and the loader uses its own slack for early
-/// allocations. Without glibc's loader, only the program is known.
+/// Returns the load addresses of the program and of the libraries that were loaded at its start. These precede the
+/// loader in the loader's list. A library behind the loader may be unloaded at any moment, and the loader uses the end
+/// of its own last page for early allocations. Without glibc's loader, returns the program alone.
 ///
-/// A load address is what the loader adds to the addresses in a file: 0 for a program that is not position
-/// independent. `None` if the loader is not in its own list.
+/// A load address is what the loader adds to the addresses in a file, but for a program that is not position
+/// independent the start of its mapping. `None` if the loader is not in its own list.
 ///
 /// # Errors
 /// The loader's list cannot be read.
@@ -102,7 +105,7 @@ pub fn startup_libraries(memory: &Memory, maps: &[u8]) -> io::Result<Option<Vec<
 }
 
 /// Returns the load addresses of the program and the libraries in its namespace, without those of dlmopen(3) and
-/// `LD_AUDIT`.
+/// `LD_AUDIT`. Without glibc's loader, returns the program alone.
 ///
 /// # Errors
 /// The loader's list cannot be read, or has no end.
@@ -110,9 +113,10 @@ pub fn loaded_libraries(memory: &Memory, maps: &[u8]) -> io::Result<Vec<u64>> {
     Ok(read_loader_list(memory, maps)?.0)
 }
 
-/// Reads the load addresses in the loader's list, in its order, and that of the loader (`None` if there is none; then
-/// the list is the program alone). The loader is found by the auxiliary vector: a file with the loader's name may be
-/// mapped as data, and the loader may have another name. Fails if the memory cannot be read, or the list has no end.
+/// Reads the load addresses in the loader's list of libraries, in its order, and the load address of the loader.
+/// Without a loader that defines the list (`_r_debug`), returns the program alone and `None`. Finds the loader by the
+/// auxiliary vector, because a file with the loader's name may be mapped as data, and the loader may have another name.
+/// Fails if the memory cannot be read, or the list has no end.
 fn read_loader_list(memory: &Memory, maps: &[u8]) -> io::Result<(Vec<u64>, Option<u64>)> {
     let vector = memory.auxiliary_vector()?;
     let mut images = mappings(maps).filter(|mapping| mapping.offset == 0 && mapping.inode != 0);
@@ -149,14 +153,14 @@ fn read_loader_list(memory: &Memory, maps: &[u8]) -> io::Result<(Vec<u64>, Optio
 fn read_link_maps(memory: &Memory, mut entry: u64) -> io::Result<Vec<u64>> {
     let (mut bases, mut visited) = (Vec::new(), HashSet::new());
     while entry != 0 {
-        // In such a list a library, once loaded, could not call dlopen(3): the loader would follow the list for ever.
+        // A loader's own list has an end: at the next dlopen(3) the loader would follow a cycle for ever.
         if bases.len() == MAX_LIBRARIES || !visited.insert(entry) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 "its loader's list of libraries has no end",
             ));
         }
-        // `l_addr`, then `l_next`.
+        // `l_addr` is at offset 0, `l_next` at 24.
         bases.push(memory.read_u64(entry)?);
         entry = memory.read_u64(entry.wrapping_add(24))?;
     }
@@ -164,7 +168,8 @@ fn read_link_maps(memory: &Memory, mut entry: u64) -> io::Result<Vec<u64>> {
 }
 
 /// Returns start and end of the free addresses between a library's variables and the end of their page. `None` if the
-/// file at `base` is not position independent, or has no writable segment. Fails if its headers cannot be read.
+/// file at `base` is no ELF file of 64 bits, is not position independent, has program headers of another size than
+/// `Elf64_Phdr`, or has no writable segment within the address space. Fails if its headers cannot be read.
 fn bss_slack(memory: &Memory, base: u64) -> io::Result<Option<(u64, u64)>> {
     let header: [u8; 64] = memory.read_array(base)?;
     let read_u64 = |bytes: &[u8], offset: usize| {

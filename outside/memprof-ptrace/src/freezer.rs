@@ -14,14 +14,15 @@ pub(crate) struct FreezerCgroups {
 }
 
 impl FreezerCgroups {
-    /// Reads the mount points of this process; empty if they cannot be read.
+    /// Reads from /proc/self/mountinfo where cgroup v2 and the freezer of cgroup v1 are mounted; none if the file
+    /// cannot be read.
     pub(crate) fn read() -> Self {
         let mounts = read_proc_text("/proc/self/mountinfo").unwrap_or_default();
         Self::parse_mountinfo(&mounts)
     }
 
-    /// Parses the text of mountinfo (proc(5)) and skips malformed lines. Lines look like `35 24 0:30 /
-    /// /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw,nsdelegate`.
+    /// Parses the text of mountinfo (proc(5)) and skips malformed lines. A line looks like `35 24 0:30 /
+    /// /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw,nsdelegate`. Of several mounts of a kind, the last one counts.
     fn parse_mountinfo(mounts: &str) -> Self {
         let mut freezers = Self::default();
         for line in mounts.lines() {
@@ -35,6 +36,7 @@ impl FreezerCgroups {
             };
             let mut system_fields = system_fields.split(' ');
             let mount_point = Some(PathBuf::from(mount_point));
+            // Behind the dash: type, source and options.
             match (system_fields.next(), system_fields.nth(1)) {
                 (Some("cgroup2"), _) => freezers.unified = mount_point,
                 (Some("cgroup"), Some(options)) if has_item(options, "freezer") => {
@@ -54,13 +56,14 @@ impl FreezerCgroups {
             .any(|line| self.is_cgroup_frozen(line).unwrap_or(false))
     }
 
-    /// Returns whether the cgroup of one line is frozen: `0::/system.slice/web.service`, `7:freezer:/docker/4711`.
-    /// `None` if it cannot be read or has no freezer.
+    /// Returns whether the cgroup of one line of /proc/PID/cgroup is frozen. Such lines are
+    /// `0::/system.slice/web.service` and `7:freezer:/docker/4711`. `None` if the line is malformed or of a controller
+    /// other than the freezer, or if the cgroup is outside of this cgroup namespace, is not mounted or cannot be read.
     fn is_cgroup_frozen(&self, line: &str) -> Option<bool> {
         let mut columns = line.splitn(3, ':').skip(1);
         let (controllers, path) = (columns.next()?, Path::new(columns.next()?));
         let mut parts = path.components();
-        // A path outside of this cgroup namespace cannot be resolved here.
+        // The path begins with `/..` if it is outside of this cgroup namespace, and cannot be resolved.
         if parts.any(|part| part == Component::ParentDir) {
             return None;
         }
@@ -77,7 +80,7 @@ impl FreezerCgroups {
         if !has_item(controllers, "freezer") {
             return None;
         }
-        // The file holds FREEZING, FROZEN or THAWED.
+        // The file holds FREEZING, FROZEN or THAWED. A group that is still freezing counts as frozen.
         Some(read(&self.legacy, "freezer.state")?.starts_with("FR"))
     }
 }

@@ -29,8 +29,9 @@ enum HaltCause {
 }
 
 impl Halt {
-    /// Checks the main thread and the cgroup. `None` if the process runs, if that cannot be determined, or if its
-    /// main thread ended before others.
+    /// Finds out why no thread of process `pid` runs, by the state of its main thread and of its cgroup. `None` if the
+    /// process runs, if its status cannot be read (the process may have ended and been waited for), or if its main
+    /// thread has ended and others have not.
     pub fn for_pid(pid: u32) -> Option<Self> {
         let directory = ProcDir::for_pid(pid);
         let status = match directory.parse_file("status", ProcStatus::parse) {
@@ -43,6 +44,7 @@ impl Halt {
         };
         let cause = match status.state {
             ProcessState::Stopped => HaltCause::Signal,
+            // /proc shows 0 for a tracer outside of this pid namespace.
             ProcessState::Traced => HaltCause::Tracer(status.tracer.unwrap_or(0)),
             ProcessState::Zombie if status.threads <= 1 => HaltCause::End,
             ProcessState::Zombie => return None,
@@ -67,7 +69,7 @@ pub struct HaltWatch {
 }
 
 impl HaltWatch {
-    /// Starts the watch. The first check is due after a delay, because most waits are short.
+    /// Starts the watch of process `pid`. The first check is due after 200 ms, because most waits are shorter.
     pub fn new(pid: u32) -> Self {
         Self {
             pid,
@@ -76,8 +78,8 @@ impl HaltWatch {
         }
     }
 
-    /// Checks the process if that is due. `None` if no check is due, or unless both this check and the previous one
-    /// found it halted: a tracer such as memprof itself stops a process for a moment.
+    /// Checks the process if a check is due, 200 ms after the previous one. Returns the halt if both checks found one:
+    /// a single one is ignored, because a tracer such as memprof itself stops a process for a moment. `None` otherwise.
     pub fn poll(&mut self) -> Option<Halt> {
         if Instant::now() < self.next {
             return None;

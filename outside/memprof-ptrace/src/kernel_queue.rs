@@ -54,7 +54,7 @@ impl QueueReader {
     /// Prepares to read queues of process `pid`, or of a thread with that id.
     ///
     /// # Errors
-    /// There is no such process or thread, or Linux is older than 5.3, or than 6.9 for a thread.
+    /// There is no such process or thread, or Linux is too old: before 5.3 for a process, before 6.9 for a thread.
     pub fn open(pid: u32) -> io::Result<Self> {
         let process = PidFd::open(pid).or_else(|_| PidFd::open_thread(pid))?;
         Ok(Self { pid, process })
@@ -80,11 +80,11 @@ impl QueueReader {
     }
 
     /// Returns the number of bytes that can be read from a terminal or from either end of a pseudoterminal. Unlike
-    /// those of [`Self::read_queue`], they cannot be read without consuming them. 0 if it was closed meanwhile, has
-    /// hung up, or is no terminal.
+    /// those of [`Self::read_queue`], they cannot be read without consuming them. 0 if the process has closed
+    /// descriptor `number`, or if it is a terminal that has hung up, or no terminal.
     ///
     /// # Errors
-    /// Like [`Self::read_queue`].
+    /// This user may not access the descriptor, or Linux is older than 5.6.
     pub fn count_terminal_bytes(&self, number: i32) -> io::Result<u64> {
         const NO_DATA: [i32; 3] = [libc::EBADF, libc::EIO, libc::ENOTTY];
         let terminal = self.process.duplicate_descriptor(number).map(File::from);
@@ -100,8 +100,9 @@ impl QueueReader {
         }
     }
 
-    /// Reads the data in a pipe. `end` duplicates descriptor `number`, which is either end. Data that cannot be copied
-    /// counts as unread.
+    /// Reads the data in a pipe without consuming it. `end` duplicates the process's descriptor `number`, which may be
+    /// either end of the pipe. Data that cannot be copied counts as unread. Fails if the data cannot be counted, or if
+    /// the end for reading cannot be opened.
     fn read_pipe(&self, number: i32, end: &File, inode: u64) -> io::Result<QueueContent> {
         let mut content = QueueContent {
             inode,
@@ -139,8 +140,8 @@ fn queued_bytes(descriptor: &File) -> io::Result<u64> {
     Ok(u64::try_from(queued).unwrap_or(0))
 }
 
-/// Copies the first bytes of a pipe by tee(2), which leaves them there: at most `queued`, and at most 16 MiB. Empty if
-/// they were consumed meanwhile. Fails if `source` is the end for writing.
+/// Copies the first bytes of a pipe by tee(2), which does not consume them: at most `queued`, and at most 16 MiB. Empty
+/// if the process has consumed them meanwhile. Fails if `source` is the end for writing (`EBADF`).
 fn copy_pipe(source: &File, queued: u64) -> io::Result<Vec<u8>> {
     let (mut reader, writer) = io::pipe()?;
     let size = queued.min(MAX_QUEUE_BYTES);
@@ -165,20 +166,20 @@ fn copy_pipe(source: &File, queued: u64) -> io::Result<Vec<u8>> {
         Err(Errno::EAGAIN) => return Ok(Vec::new()),
         Err(error) => return Err(error.into()),
     }
-    // Otherwise the reader would wait for more.
+    // With an open writer, `read_to_end` would wait for more.
     drop(writer);
     let mut bytes = Vec::new();
     reader.read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Reads the receive queue of a socket: all of it for a stream, else the first datagram. `None` if the socket has no
-/// queue of data, as a listening one.
+/// Reads the receive queue of a socket without consuming it: of a stream up to 16 MiB, else the first datagram. `None`
+/// if the socket has no queue of data, such as a listening socket.
 fn read_socket(socket: &File, inode: u64) -> io::Result<Option<QueueContent>> {
     let queued = match queued_bytes(socket) {
         Ok(queued) => queued,
         // FIONREAD fails for listening sockets, and for families whose messages come from the kernel.
-        Err(_) => return Ok(read_netlink_socket(socket, inode)),
+        Err(_) => return Ok(unread_netlink_queue(socket, inode)),
     };
     let is_unix_socket = socket_option(socket, libc::SO_DOMAIN, 0) == Some(libc::AF_UNIX);
     let events = pending_events(socket);
@@ -187,7 +188,7 @@ fn read_socket(socket: &File, inode: u64) -> io::Result<Option<QueueContent>> {
         is_unix_socket,
         has_unread_output: is_unix_socket && has_unread_output(socket),
         peer_pid: peer_pid(socket).filter(|_| is_unix_socket),
-        // Both FIONREAD and recv(2) end in front of urgent data. Datagram sockets report their error queue so, too.
+        // Both FIONREAD and recv(2) end in front of urgent data. POLLPRI of a datagram socket means its error queue.
         has_more_data: events & libc::POLLPRI != 0
             && socket_option(socket, libc::SO_TYPE, 0) == Some(libc::SOCK_STREAM),
         ..QueueContent::default()
@@ -225,9 +226,10 @@ fn read_socket(socket: &File, inode: u64) -> io::Result<Option<QueueContent>> {
     Ok(Some(content))
 }
 
-/// Counts the receive queue of a netlink socket on which processes send each other messages (`NETLINK_USERSOCK`): they
-/// have no FIONREAD, and are not read. `None` for other sockets.
-fn read_netlink_socket(socket: &File, inode: u64) -> Option<QueueContent> {
+/// Returns the receive queue of a netlink socket for messages between processes (`NETLINK_USERSOCK`), as a number of
+/// unread bytes: the receive memory in use, because such sockets have no FIONREAD. Reads no message. `None` for other
+/// sockets, and if the kernel does not know `SO_MEMINFO`.
+fn unread_netlink_queue(socket: &File, inode: u64) -> Option<QueueContent> {
     let is_between_processes = socket_option(socket, libc::SO_DOMAIN, 0) == Some(libc::AF_NETLINK)
         && socket_option(socket, libc::SO_PROTOCOL, 0) == Some(libc::NETLINK_USERSOCK);
     let values = socket_option(socket, SO_MEMINFO, [0_u32; MEMINFO_VALUES]);
@@ -240,7 +242,8 @@ fn read_netlink_socket(socket: &File, inode: u64) -> Option<QueueContent> {
         })
 }
 
-/// Returns which of `POLLPRI` and `POLLERR` are pending (poll(2)), without clearing them.
+/// Returns the events that are pending on a socket: `POLLPRI`, `POLLERR` and `POLLHUP` (poll(2)). Clears none of them,
+/// and does not wait.
 fn pending_events(socket: &File) -> libc::c_short {
     let mut polled = libc::pollfd {
         fd: socket.as_raw_fd(),

@@ -42,7 +42,7 @@ impl LibraryImage {
         if header[..5] != *b"\x7fELF\x02" {
             return Err(malformed_error("no ELF file of 64 bits"));
         }
-        // `e_type`, then `e_phoff` and `e_phnum` of the ELF header, and `p_vaddr` of the program header.
+        // Offsets in the ELF header: `e_type` 16, `e_phoff` 32, `e_phnum` 56; in a program header: `p_vaddr` 16.
         let bias = match read_u16(&header, 16) {
             ET_EXEC => 0,
             _ => base,
@@ -112,8 +112,8 @@ impl LibraryImage {
         self.symbols_named(name).any(|symbol| !is_defined(symbol))
     }
 
-    /// Returns the symbols with that name, as the bytes of `Elf64_Sym`. They begin with `st_name`, an offset in the
-    /// names.
+    /// Returns the symbols with that name, each as the bytes of an `Elf64_Sym`, which begins with `st_name`, an offset
+    /// in the table of names.
     fn symbols_named(&self, name: &str) -> impl Iterator<Item = &[u8]> {
         self.symbols
             .chunks_exact(SYMBOL_SIZE)
@@ -125,7 +125,7 @@ impl LibraryImage {
     }
 }
 
-/// Returns whether the library defines a symbol: its `st_shndx` is not `SHN_UNDEF`.
+/// Returns whether the library defines a symbol (the bytes of an `Elf64_Sym`): its `st_shndx` is not `SHN_UNDEF`.
 fn is_defined(symbol: &[u8]) -> bool {
     read_u16(symbol, 6) != 0
 }

@@ -29,8 +29,8 @@ impl Limit {
         }
     }
 
-    /// Returns the mappings, bytes or descriptors by which a limit should exceed the needs of an attachment, for
-    /// samples and for the program itself.
+    /// Returns the mappings, bytes or descriptors by which the raised limit should exceed the needs of an attachment:
+    /// room for the samples that follow, and for the program itself.
     pub(crate) fn headroom(self) -> u64 {
         match self {
             Self::Mappings => 1 << 10,
@@ -39,9 +39,9 @@ impl Limit {
         }
     }
 
-    /// Returns the command with which root raises the limit to `value`: of a running process, or of the whole system
-    /// for mappings. A sufficient hard limit (`None`: unlimited) is kept: a lowered one can be raised again only with
-    /// `CAP_SYS_RESOURCE`.
+    /// Returns the shell command with which root raises the limit to `value`: of the running process `pid`, or of the
+    /// whole system for mappings. `hard` is the hard limit (`None`: unlimited). The command keeps it if it is at least
+    /// `value`, because only `CAP_SYS_RESOURCE` can raise a lowered hard limit again.
     pub fn raise_command(self, pid: u32, value: u64, hard: Option<u64>) -> String {
         let option = match self {
             Self::Mappings => return format!("sysctl vm.max_map_count={value}"),

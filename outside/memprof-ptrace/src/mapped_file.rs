@@ -35,7 +35,8 @@ impl Mounts {
         self.0.lines().any(|mount| is_fuse_mount(mount, key))
     }
 
-    /// Returns whether a descriptor is of a file on FUSE, by its /proc/PID/fdinfo/FD.
+    /// Returns whether a descriptor is of a file on FUSE, by `info`, the text of /proc/PID/fdinfo/FD. False if the text
+    /// names no mount of this list.
     pub fn is_fuse_descriptor(&self, info: &str) -> bool {
         let id = info
             .lines()
@@ -44,12 +45,12 @@ impl Mounts {
     }
 }
 
-/// Returns whether a line of /proc/PID/mountinfo is of a FUSE mount with this key.
+/// Returns whether a line of /proc/PID/mountinfo is of a FUSE mount with this key. False for a malformed line.
 fn is_fuse_mount(mount: &str, key: MountKey<'_>) -> bool {
-    let Some((place, kind)) = mount.split_once(" - ") else {
+    let Some((mount_fields, kind)) = mount.split_once(" - ") else {
         return false;
     };
-    let mut fields = place.split(' ');
+    let mut fields = mount_fields.split(' ');
     // Fields 1 and 3 of mountinfo (proc(5)).
     let (id, device) = (fields.next(), fields.nth(1));
     let is_keyed = match key {
@@ -70,8 +71,8 @@ fn is_fuse_mount(mount: &str, key: MountKey<'_>) -> bool {
     is_keyed && matches!(kind, Some("fuse" | "fuseblk"))
 }
 
-/// Opens the file that a mapping of process `pid` shows. `None` if the path names another file now, or a file whose
-/// opening may block or have an effect (FUSE, a FIFO, a device).
+/// Opens the file of a mapping of process `pid` for reading. `None` if the path names another file now, or a file whose
+/// opening may block or have an effect (FUSE, a FIFO, a device, a lease), or if the file cannot be opened.
 pub fn open_mapped_file(pid: u32, mapping: &Mapping<'_>) -> Option<File> {
     if Mounts::for_pid(pid).is_fuse(MountKey::Device(mapping.device)) {
         return None;
@@ -80,9 +81,10 @@ pub fn open_mapped_file(pid: u32, mapping: &Mapping<'_>) -> Option<File> {
     open_regular_file(Path::new(OsStr::from_bytes(&path)), mapping.inode)
 }
 
-/// Opens a file for reading. `None` if it cannot be opened, is not regular, has another inode, or if a process has a lease
-/// for writing on it. Such files are not even opened for a moment: opening a FIFO can block, opening a device can have
-/// an effect, and opening a leased file sends a signal to the holder of the lease, which may end it.
+/// Opens a regular file with a known inode for reading. `None` if the path names no such file, if a process has a lease
+/// for writing on the file, or if the file cannot be opened. Checks all this before the file is opened: opening a FIFO
+/// can block, opening a device can have an effect, and opening a leased file sends a signal to the holder of the lease,
+/// which may end it.
 pub fn open_regular_file(path: &Path, inode: u64) -> Option<File> {
     // `O_PATH` names the file without opening it (open(2)).
     let handle = OpenOptions::new()
@@ -104,8 +106,8 @@ pub fn open_regular_file(path: &Path, inode: u64) -> Option<File> {
         .ok()
 }
 
-/// Returns whether a process has a lease for writing (`F_SETLEASE` of fcntl(2)) on a file with this inode, on any device:
-/// those of /proc/locks are not always those of stat(2).
+/// Returns whether a process has a lease for writing (`F_SETLEASE` of fcntl(2)) on a file with this inode. Ignores the
+/// device, because that in /proc/locks is not always that of stat(2). False if /proc/locks cannot be read.
 fn has_write_lease(inode: u64) -> bool {
     let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
     locks.lines().any(|line| is_write_lease(line, inode))
@@ -114,6 +116,7 @@ fn has_write_lease(inode: u64) -> bool {
 /// Returns whether a line of /proc/locks is of a lease for writing on a file with this inode. An example of a line is
 /// `1: LEASE  ACTIVE    WRITE 6820 fe:00:10019142 0 EOF`.
 fn is_write_lease(line: &str, inode: u64) -> bool {
+    // Number, type, state, access, pid, file.
     let mut fields = line.split_whitespace().skip(1);
     let is_lease = fields.next() == Some("LEASE") && fields.nth(1) == Some("WRITE");
     let file = fields.nth(1).and_then(|file| file.rsplit(':').next());

@@ -39,8 +39,8 @@ pub fn mappings(maps: &[u8]) -> impl Iterator<Item = Mapping<'_>> {
     maps.split(|byte| *byte == b'\n').filter_map(parse_line)
 }
 
-/// Parses a line; `None` if it is malformed. Example: `7f2a4c000000-7f2a4c021000 r--p 00000000 08:01 1234
-/// /usr/lib/libc.so.6`
+/// Parses a line of /proc/PID/maps; `None` if it is malformed. Example: `7f2a4c000000-7f2a4c021000 r--p 00000000 08:01
+/// 1234 /usr/lib/libc.so.6`
 fn parse_line(line: &[u8]) -> Option<Mapping<'_>> {
     let mut rest = line;
     let mut next = |separator: u8| {
@@ -60,7 +60,8 @@ fn parse_line(line: &[u8]) -> Option<Mapping<'_>> {
     })
 }
 
-/// Parses digits without a prefix; `None` if there are none, or another byte, or if the number passes 64 bits.
+/// Parses a number of base `radix` without a prefix. `None` if there is no digit, if a byte is no digit, or if the
+/// number does not fit into 64 bits.
 fn parse_number(digits: &[u8], radix: u32) -> Option<u64> {
     let add_digit = |number: u64, digit: &u8| {
         let digit = char::from(*digit).to_digit(radix)?;

@@ -27,12 +27,12 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Opens the memory for reading and writing, without a child.
+    /// Opens the memory for reading and writing. This process reads it directly, not by a child.
     ///
     /// # Errors
     /// There is no such process, or this user may not trace it.
     pub fn open(pid: u32) -> io::Result<Self> {
-        // In this order: if the process executes another program in between, that one is noticed.
+        // In this order: if the process executes another program in between, `was_program_replaced` reports it.
         let program = ProgramIdentity::for_pid(pid);
         let mut options = File::options();
         let opened = options
@@ -47,7 +47,8 @@ impl Memory {
         })
     }
 
-    /// Opens the memory. A child reads it until [`switch_to_direct_reads`](Self::switch_to_direct_reads) is called.
+    /// Opens the memory. A child process reads it until [`switch_to_direct_reads`](Self::switch_to_direct_reads) is
+    /// called.
     ///
     /// # Errors
     /// Like [`open`](Self::open), or the child cannot be created.
@@ -56,8 +57,8 @@ impl Memory {
     }
 
     /// Opens the memory of process `pid`, a copy of process `original`. A child reads it until
-    /// [`switch_to_direct_reads`](Self::switch_to_direct_reads) is called. If the child of an earlier command still
-    /// waits for memory of `original`, every read fails at once.
+    /// [`switch_to_direct_reads`](Self::switch_to_direct_reads) is called. If a child of an earlier memprof command
+    /// still waits for memory of `original`, every read fails at once.
     ///
     /// # Errors
     /// Like [`open_by_child`](Self::open_by_child).
@@ -101,15 +102,16 @@ impl Memory {
         }
     }
 
-    /// Replaces an error by `SilentMemory` if a page did not arrive in time, because that makes later steps fail.
+    /// Replaces an error by `SilentMemory` if a page did not arrive in time: since then every read has failed, which
+    /// may have caused `error`.
     pub fn explain_error<E: From<Refusal>>(&self, error: E) -> E {
         self.require_responsive_memory()
             .err()
             .map_or(error, E::from)
     }
 
-    /// Locks the process for this command until the value is dropped or this process ends (flock(2)). Only users who
-    /// may trace the process can open the file and so hold the lock.
+    /// Locks the process against other memprof commands until this value is dropped or this process ends, by flock(2)
+    /// on /proc/PID/mem. Does not wait. Only users who may trace the process can open the file and so hold the lock.
     ///
     /// # Errors
     /// Another command holds the lock.
@@ -117,7 +119,7 @@ impl Memory {
         self.file.try_lock()
     }
 
-    /// Reads `buffer.len()` bytes.
+    /// Fills `buffer` with the memory at an address.
     ///
     /// # Errors
     /// A part is not mapped, the process has ended, or a page does not arrive (`TimedOut`).
@@ -136,7 +138,7 @@ impl Memory {
         }
     }
 
-    /// Reads `N` bytes.
+    /// Reads the `N` bytes at an address.
     ///
     /// # Errors
     /// Like [`read`](Self::read).
@@ -146,7 +148,7 @@ impl Memory {
         Ok(bytes)
     }
 
-    /// Reads a little-endian number of 64 bits.
+    /// Reads the little-endian number of 64 bits at an address.
     ///
     /// # Errors
     /// Like [`read`](Self::read).
@@ -154,7 +156,8 @@ impl Memory {
         self.read_array(address).map(u64::from_le_bytes)
     }
 
-    /// Returns whether the process executes another program by now, so that this memory is no longer its own.
+    /// Returns whether the process executes another program by now, so that this memory is no longer its own. False if
+    /// /proc/PID/auxv cannot be read.
     pub fn was_program_replaced(&self) -> bool {
         self.program.was_replaced(self.pid)
     }
@@ -173,7 +176,7 @@ impl Memory {
     /// Like [`read`](Self::read); also for a shared mapping of a file without write access.
     pub fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
         if let Some(reader) = self.lock_reader().as_mut() {
-            // It may have kept the old bytes.
+            // The reader may have kept pages with the old bytes.
             reader.forget_pages();
         }
         self.file.write_all_at(bytes, address)

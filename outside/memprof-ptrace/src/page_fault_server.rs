@@ -34,16 +34,16 @@ const DO_NOT_WAKE: u64 = 1;
 const PAGE_SIZE: usize = 4096;
 
 /// Returns whether the userfaultfd(2) descriptor `number` of process `holder` serves a process that has registered
-/// memory at `address`, the start of a page. Such a process is `holder` itself if the descriptor is its own, and rarely
-/// another one: a relative with the same mappings.
+/// memory at `address`, the start of a page. The served process is `holder` if the descriptor is its own, and rarely
+/// another process: a relative with the same mappings.
 ///
 /// Requests the kernel to copy to `address` a page that this process cannot read. The kernel first looks up the
 /// registered memory (`ENOENT` if there is none), and then fails to read the page (`EFAULT`), so it never copies
 /// anything.
 ///
 /// # Errors
-/// The process has closed the descriptor, or has another one of that number, this user may not access it, Linux is older
-/// than 5.6, or the kernel gives another answer.
+/// The process has closed the descriptor, or has another one of that number, this user may not access it, Linux is
+/// older than 5.6, or the kernel gives another answer.
 pub fn descriptor_serves_address(holder: u32, number: i32, address: u64) -> io::Result<bool> {
     let descriptor = PidFd::open(holder)?.duplicate_descriptor(number)?;
     // The process may have put another one under that number, whose driver would take the ioctl for one of its own.

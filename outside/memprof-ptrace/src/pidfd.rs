@@ -59,7 +59,7 @@ impl PidFd {
         Self::open_with_flags(pid, 0)
     }
 
-    /// Opens a thread, of a descriptor table of its own for example.
+    /// Opens a thread, e.g. one with a descriptor table of its own.
     ///
     /// # Errors
     /// `ESRCH`: no thread has that id. `EINVAL`: Linux before 6.9.
@@ -67,7 +67,8 @@ impl PidFd {
         Self::open_with_flags(tid, PIDFD_THREAD)
     }
 
-    /// Calls `pidfd_open(2)`.
+    /// Calls `pidfd_open(2)`. `flags` are 0 for a process, or [`PIDFD_THREAD`] for a thread. Fails with the errno of
+    /// the call.
     fn open_with_flags(pid: u32, flags: libc::c_int) -> io::Result<Self> {
         // SAFETY: pidfd_open(2) takes two numbers.
         let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) };
@@ -129,7 +130,7 @@ impl PidFd {
         Ok(())
     }
 
-    /// Duplicates descriptor `number` of the process into this one (`pidfd_getfd(2)`).
+    /// Duplicates descriptor `number` of the opened process into the process that calls this (`pidfd_getfd(2)`).
     ///
     /// # Errors
     /// The process has closed the descriptor, this user may not access it, or Linux is older than 5.6.
@@ -143,12 +144,12 @@ impl PidFd {
     }
 
     /// Returns the wait status of the process; `None` before it ends, or if its parent has waited for it and the kernel
-    /// keeps no status (Linux before 6.15).
+    /// keeps no status (Linux before 6.15). The status of a zombie is 0 if this user may not trace the process.
     pub fn exit_status(&self) -> Option<ExitStatus> {
         if !self.wait_for_end(Duration::ZERO) {
             return None;
         }
-        // In this order: if the zombie is reaped in between, the second function gets the status.
+        // In this order: if the parent waits for the zombie in between, `reaped_status` gets the status.
         let code = self.zombie_status().or_else(|| self.reaped_status())?;
         Some(ExitStatus::from_raw(code))
     }
@@ -161,8 +162,8 @@ impl PidFd {
         stat.exit_code.filter(|_| stat.is_zombie)
     }
 
-    /// Returns the wait status of a process whose parent has waited for it, from the pidfd (Linux 6.15). `None` before,
-    /// and on older kernels.
+    /// Returns the wait status of a process whose parent has waited for it, from the pidfd. `None` before that, and on
+    /// kernels before Linux 6.15.
     fn reaped_status(&self) -> Option<i32> {
         let mut info = PidfdInfo {
             mask: INFO_EXIT,

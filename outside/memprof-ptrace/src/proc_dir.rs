@@ -19,7 +19,8 @@ const MAX_COMMAND_BYTES: u64 = 4 << 10;
 /// Room for a file of /proc before its first read. The files have no size, for which `fs::read` begins with 32 bytes.
 const FIRST_READ: usize = 8 << 10;
 
-/// Reads a file of /proc as text. Bytes that are not UTF-8 are replaced: names of programs and of mount points may hold any.
+/// Reads a file of /proc as text. Bytes that are not UTF-8 are replaced: names of programs and of mount points may hold
+/// any.
 ///
 /// # Errors
 /// Those of open(2) and read(2).
@@ -44,8 +45,8 @@ impl ProcDir {
         }
     }
 
-    /// Returns the directory of the process with that pid, which keeps the content of each file after its first read:
-    /// the kernel generates the content anew for each reader.
+    /// Returns the directory of the process with that pid, which keeps the content of each file after its first read,
+    /// because the kernel takes time to generate the content for each read.
     pub(crate) fn for_pid_cached(pid: u32) -> Self {
         Self {
             known: Some(RefCell::default()),
@@ -152,8 +153,9 @@ impl ProcDir {
         opened.map_err(|error| errno_of(&error))
     }
 
-    /// Returns the owner of the files in the directory: root if the process is not dumpable (proc(5)), `None` if
-    /// they cannot be read. The directory itself always belongs to the process's user.
+    /// Returns the user id of the owner of the directory's files, by the file `mem`: root if the process is not
+    /// dumpable (proc(5)). `None` if the process has ended, or /proc hides it. The directory itself always belongs to
+    /// the process's user.
     pub(crate) fn file_owner(&self) -> Option<u32> {
         Some(fs::metadata(self.path.join("mem")).ok()?.st_uid())
     }
@@ -170,7 +172,7 @@ impl ProcDir {
         arguments.trim_end_matches('\0').replace('\0', " ")
     }
 
-    /// Reads the file `status` of each thread. Skips threads that end meanwhile.
+    /// Reads the file `status` of each thread. Skips threads that end meanwhile. Empty if the process has ended.
     pub(crate) fn thread_statuses(&self) -> impl Iterator<Item = Vec<u8>> {
         let tasks = fs::read_dir(self.path.join("task")).into_iter().flatten();
         let tasks = tasks.flatten();

@@ -25,8 +25,10 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct ProcessCopy(pid_t);
 
 impl ProcessCopy {
-    /// Takes over a child that was created under ptrace(2), and waits until it stops before its first instruction.
-    /// `ESRCH` if it was killed or does not stop in time. The kernel kills it when this process ends.
+    /// Takes over a child that a traced thread has created by clone(2), and waits up to 10 s until the child stops
+    /// before its first instruction. Makes the child the first process that the kernel kills where memory runs out. The
+    /// kernel also kills it when this process ends. Fails with `ESRCH` if the child was killed or does not stop in
+    /// time, and kills it.
     pub(crate) fn adopt(pid: pid_t) -> io::Result<Self> {
         let copy = Self(pid);
         wait_for_stop(pid, Instant::now() + STOP_TIMEOUT)
@@ -34,8 +36,8 @@ impl ProcessCopy {
         let options = libc::PTRACE_O_EXITKILL as usize;
         ptrace_request(libc::PTRACE_SETOPTIONS, pid, 0, options)?;
         // From now on, each page that the process writes exists twice. Where memory runs out, the kernel is to end the
-        // copy, not the process. Raising the value needs no privilege; without /proc, or where it is read-only, the copy
-        // has that of the process.
+        // copy, not the process. Raising the value needs no privilege; without /proc, or where it is read-only, the
+        // copy has that of the process.
         let score = File::options()
             .write(true)
             .open(format!("/proc/{pid}/oom_score_adj"));
@@ -43,8 +45,8 @@ impl ProcessCopy {
         Ok(copy)
     }
 
-    /// Returns whether the copy was killed, e.g. by the kernel where memory ran out: it has no program any more, and its
-    /// memory cannot be read.
+    /// Returns whether the copy was killed, e.g. by the kernel where memory ran out: it has no program any more, and
+    /// its memory cannot be read.
     pub fn has_ended(&self) -> bool {
         fs::read_link(format!("/proc/{}/exe", self.0)).is_err()
     }

@@ -66,7 +66,7 @@ impl ProcessLister {
     /// its mappings, or for its file system, without a limit.
     pub fn examine(&self, pid: u32) -> ListResult {
         let proc_dir = ProcDir::for_pid_cached(pid);
-        // The process has ended meanwhile.
+        // The process has ended meanwhile, or /proc hides it.
         let Ok(status) = proc_dir.parse_file("status", ProcStatus::parse) else {
             return ListResult::Omitted;
         };

@@ -42,8 +42,9 @@ pub enum ProgramEnd {
 }
 
 impl ProgramWatch {
-    /// Opens the program of process `pid`. Without the right to read the process's memory map, only its end is
-    /// noticed.
+    /// Opens the process `pid` and its memory map, which show the end of its program. Without the right to read the
+    /// memory map, only the end of the process is noticed, no execve(2). Waits up to 20 ms if the process has no
+    /// memory, or if its memory map cannot be read.
     pub fn open(pid: u32) -> Self {
         let process = PidFd::open(pid).ok();
         let process = process.filter(|process| !process.wait_for_end(Duration::ZERO));
@@ -104,7 +105,8 @@ impl ProgramWatch {
     }
 
     /// Waits up to 250 ms for the end of the program, because the threads of a process take a moment to end. Returns
-    /// how it ended. `None` if it has not ended by then. Does not wait if nothing could be opened.
+    /// how it ended. `None` if it has not ended by then. Does not wait if [`Self::open`] could open neither the process
+    /// nor its memory map.
     pub fn wait_for_end(&self) -> Option<ProgramEnd> {
         let is_watched = self.process.is_some() || self.maps.is_some();
         let timeout = if is_watched {

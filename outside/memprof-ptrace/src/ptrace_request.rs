@@ -27,8 +27,8 @@ pub enum StopError {
     Uninterruptible,
 }
 
-/// Waits until a traced thread is stopped; returns its wait status. `Ended` if it ends, `Uninterruptible` if it is
-/// not stopped at the deadline.
+/// Waits until a traced thread is stopped, by polling. Returns its wait status (waitpid(2)). Fails with `Ended` if the
+/// thread ends, and with `Uninterruptible` if it is not stopped at the deadline.
 pub(crate) fn wait_for_stop(tid: pid_t, deadline: Instant) -> Result<i32, StopError> {
     let mut next_check = Instant::now() + ZOMBIE_CHECK_INTERVAL;
     loop {
@@ -63,8 +63,8 @@ pub(crate) fn has_ended(tid: pid_t) -> bool {
     }
 }
 
-/// Makes a ptrace(2) request for a thread that this thread traces, or is about to trace. Not for requests that
-/// return a value.
+/// Makes a ptrace(2) request for a thread that this thread traces, or is about to trace. `operation`, `address` and
+/// `data` are those of ptrace(2), whose errno is the error. Not for requests that return a value.
 pub(crate) fn ptrace_request(
     operation: u32,
     tid: pid_t,

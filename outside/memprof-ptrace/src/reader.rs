@@ -67,8 +67,10 @@ struct Window(*mut u8);
 unsafe impl Send for Window {}
 
 impl Reader {
-    /// Starts the child, which reads through the open /proc/PID/mem. The reader is unresponsive from the start if an
-    /// earlier child still waits for that process's memory.
+    /// Starts the child, which reads through `memory`, an open /proc/PID/mem. `pid` is the process whose pages the
+    /// child may wait for: of a copy of a process, the original. The reader is unresponsive from the start if a child
+    /// of an earlier command still waits for pages of `pid`. Fails if the child, its socket or the shared memory cannot
+    /// be created.
     pub(crate) fn start(memory: &File, pid: u32) -> io::Result<Self> {
         let (socket, child_socket) = UnixStream::pair()?;
         let window = Window::new()?;
@@ -80,9 +82,9 @@ impl Reader {
         };
         // SAFETY: the child runs only `ReaderServer::serve`, which makes system calls only.
         let child = unsafe { fork_reader_server(&server) }?;
-        let own = format!("/proc/{child}/schedstat");
+        let child_path = format!("/proc/{child}/schedstat");
         Ok(Self {
-            run_delay: read_run_delay(&own) + read_run_delay("/proc/thread-self/schedstat"),
+            run_delay: read_run_delay(&child_path) + read_run_delay("/proc/thread-self/schedstat"),
             child,
             socket,
             window,
@@ -98,8 +100,8 @@ impl Reader {
         self.is_unresponsive
     }
 
-    /// Fills the buffer from an address. Fails if a part cannot be read (`UnexpectedEof`, `EIO`) or does not arrive
-    /// in time (`TimedOut`).
+    /// Fills the buffer with the memory at an address. If that lies in one page, copies it from the kept page, which
+    /// may be older. Fails if a part cannot be read (`UnexpectedEof`, `EIO`) or does not arrive in time (`TimedOut`).
     pub(crate) fn read(&mut self, address: u64, buffer: &mut [u8]) -> io::Result<()> {
         let offset = (address % PAGE_SIZE as u64) as usize;
         if offset + buffer.len() <= PAGE_SIZE {
@@ -138,7 +140,8 @@ impl Reader {
         self.kept.clear();
     }
 
-    /// Reads as much as possible from an address; returns the number of bytes read.
+    /// Reads as much as possible from an address; returns the number of bytes read, 0 if none can be read or none
+    /// arrives in time.
     pub(crate) fn read_some(&mut self, address: u64, buffer: &mut [u8]) -> usize {
         let mut done = 0;
         for part in buffer.chunks_mut(WINDOW_SIZE) {
@@ -165,9 +168,9 @@ impl Reader {
         }
     }
 
-    /// Makes the child read up to `length` bytes into the window; returns the number of bytes read. If the reply is
-    /// late, kills the child, and this and every later read fails (`TimedOut`). If the memory no longer exists, the
-    /// result is 0, at once in every later read.
+    /// Makes the child read up to `length` bytes into the window; returns the number of bytes read. If no reply comes
+    /// in time, kills the child, and this and every later read fails (`TimedOut`). If the memory no longer exists, this
+    /// and every later read returns 0. Fails with the errno of the child's read if it can read nothing.
     fn read_available(&mut self, address: u64, length: usize) -> io::Result<usize> {
         if self.is_unresponsive {
             return Err(unresponsive_error());
@@ -219,8 +222,8 @@ impl Reader {
         }
     }
 
-    /// Returns the time for which the child and this thread have waited for a processor since the last call that read
-    /// it. 0, without reading it, if so little time has `elapsed` that the read would cost more.
+    /// Returns the time for which the child and this thread have waited for a processor since this function last read
+    /// that time from /proc. Returns 0 without a read if so little time has `elapsed` that the read would cost more.
     fn run_delay_since_last_call(&mut self, elapsed: Duration) -> Duration {
         if elapsed < SLOW_REPLY_TIME {
             return Duration::ZERO;
@@ -233,8 +236,9 @@ impl Reader {
     }
 }
 
-/// Reads the time for which a thread was ready to run but did not get a processor, from the path of its schedstat: the
-/// second number, in nanoseconds (Documentation/scheduler/sched-stats.rst of Linux). 0 if it cannot be read.
+/// Reads the time for which a thread was ready to run but did not get a processor. `path` is the thread's file
+/// schedstat, whose second number is the time in nanoseconds (Documentation/scheduler/sched-stats.rst of Linux). 0 if
+/// the file cannot be read.
 fn read_run_delay(path: &str) -> Duration {
     let text = fs::read_to_string(path).unwrap_or_default();
     let number = text
@@ -296,7 +300,8 @@ struct ReaderServer {
     name: [u8; 16],
 }
 
-/// Forks a child that serves requests, with all signals blocked: Ctrl-C is meant for memprof itself.
+/// Forks a child that serves requests, and returns its pid. All signals are blocked in the child: Ctrl-C is meant for
+/// memprof itself.
 ///
 /// # Safety
 /// The child is created by clone(2) directly, without the handlers of fork(3), so it must make system calls only.
@@ -391,7 +396,8 @@ impl ReaderServer {
     }
 }
 
-/// Closes the descriptors from `first` to `last`, unless the range is empty or `last` is `None`.
+/// Closes the descriptors from `first` to `last`. Does nothing if the range is empty, or if `last` is `None`: the
+/// number before descriptor 0.
 fn close_range(first: u32, last: Option<u32>) {
     if let Some(last) = last.filter(|last| first <= *last) {
         // SAFETY: close_range(2) takes numbers; the child does not use these descriptors.

@@ -238,7 +238,8 @@ impl Refusal {
         }
     }
 
-    /// Returns whether the reason may disappear after a moment, because the process is starting, busy or about to end.
+    /// Returns whether the cause may be that the process is about to end or to execute a program, has just started, or
+    /// is busy. The refusal may then change after a moment.
     pub fn may_be_exit_or_exec(&self) -> bool {
         matches!(
             self,
@@ -254,7 +255,8 @@ impl Refusal {
         )
     }
 
-    /// Returns how to fix it; `None` if nothing can be done, or if the error text says it already.
+    /// Returns how the user can fix the cause, as one line without a final dot. `None` if nothing can be done, or
+    /// if the error text says it already.
     pub fn remedy(&self) -> Option<String> {
         let remedy = match self {
             Self::NoSuchProcess => "`memprof ps --all` lists those there are".to_owned(),
@@ -350,7 +352,8 @@ impl Refusal {
 }
 
 impl Denial {
-    /// Returns how to fix it, with the cause if the error text does not name it.
+    /// Returns how the user can get the right to trace the process. Names the cause first, unless it is plain, because
+    /// the error text has only the errno.
     fn remedy(self) -> String {
         match self {
             Self::OtherUser(uid) => format!("run memprof as uid {uid} or as root"),

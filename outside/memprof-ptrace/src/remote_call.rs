@@ -110,13 +110,14 @@ pub fn frames_size(calls: usize, saved: &SavedContext<'_>) -> u64 {
     FRAME_STRIDE * (calls as u64 + 1) + saved.xstate.to_frame_bytes().len() as u64 + 64 + 16
 }
 
-/// Returns the highest address of the thread's stack that new call frames may use: below the red zone.
+/// Returns the end of the part of the thread's stack that new call frames may use: the stack pointer less the red zone,
+/// 128 bytes that the interrupted function may use.
 pub fn top_below_red_zone(saved: &SavedContext<'_>) -> u64 {
     saved.registers.rsp - RED_ZONE
 }
 
-/// Builds the frames that make `calls` in order and then restore the saved context. During the calls the thread has
-/// the signal mask `blocked`.
+/// Builds the signal frames that make `calls` in order and then restore the saved context. During the calls the thread
+/// has the signal mask `blocked`. Writes nothing: the caller writes the frames to the memory of the thread's process.
 pub fn build_frames(
     calls: &[RemoteCall],
     locations: FrameLocations,
@@ -157,10 +158,10 @@ pub fn build_frames(
     CallFrames { writes, registers }
 }
 
-/// Returns the address from which the frames of calls load the vector registers. Mostly 0, with which the kernel loads
-/// their initial state, as functions expect it. But that state also resets the thread's rights to memory with
-/// protection keys (pkeys(7)), and its stack may have a key. So a thread that has changed its rights keeps its own
-/// registers, which are at `vectors`.
+/// Returns the address from which the frames of calls load the vector registers. With 0, the usual address, the kernel
+/// loads the registers' initial state, which functions expect. But the initial state also resets the thread's rights to
+/// memory with protection keys (pkeys(7)), and the thread's stack may have a key. So a thread that has changed its
+/// rights keeps its own registers, which are at `vectors`.
 fn call_vectors_address(saved: &SavedContext<'_>, vectors: u64) -> u64 {
     match saved.xstate.has_changed_key_rights() {
         true => vectors,
@@ -216,8 +217,9 @@ fn lowest_frame_address(end: u64, frames: u64) -> u64 {
     ((end - FRAME_STRIDE * frames) & !15) - 8
 }
 
-/// Returns whether the words at a stack address, at least one, are the frame of a signal handler, and not of a remote
-/// call: return address, code segment, `uc_flags`, `uc_link`. A thread in a handler may have interrupted any code.
+/// Returns whether the words from a stack address on begin with the frame of a signal handler, which is not that of a
+/// remote call. Checks the return address (`restorer`), the code segment, `uc_flags` and `uc_link`. A thread in a
+/// handler may have interrupted any code. Panics if `words` is empty.
 pub fn is_signal_frame(words: &[u64], restorer: u64) -> bool {
     words[0] == restorer
         && words

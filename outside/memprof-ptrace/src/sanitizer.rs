@@ -39,7 +39,7 @@ const SANITIZERS: [Sanitizer; 3] = [
 /// own code.
 const SEARCH_LIMIT: u64 = 64 << 20;
 
-/// Fails if the runtime library of a sanitizer is mapped.
+/// Fails if the runtime library of a sanitizer is mapped, by the file names in the text of /proc/PID/maps.
 ///
 /// # Errors
 /// `Sanitizer`: the program was built with one.
@@ -54,8 +54,9 @@ pub fn require_no_sanitizer_mapped(maps: &[u8]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Fails if the runtime of a sanitizer is linked into the program, stripped or not. `program` is the path of the
-/// executed file in maps.
+/// Fails if the runtime of a sanitizer is linked into the program, stripped or not. Searches up to 64 MiB of each
+/// mapping of the program's constants for a text of the runtime. `maps` is the text of /proc/PID/maps, `program` the
+/// path of the executed file in it.
 ///
 /// # Errors
 /// `Sanitizer`: the program was built with one.
@@ -79,7 +80,8 @@ pub fn require_no_sanitizer_linked(
     Ok(())
 }
 
-/// Finds the sanitizer whose text is among the constants; `None` if there is none.
+/// Finds the sanitizer whose runtime is linked into a program, by a text among the program's constants. `None` if there
+/// is none.
 fn find_linked_runtime(constants: &[u8]) -> Option<&'static Sanitizer> {
     SANITIZERS.iter().find(|sanitizer| {
         // `Sanitizer::text` has underscores in place of spaces.

@@ -49,22 +49,22 @@ pub fn require_plugin_calls(thread: u32) -> Result<(), Refusal> {
     })
 }
 
-/// Fails if a filter would end the process at a call of a snapshot, or deny it: clone(2) of the process, wait4(2) and
-/// `rt_sigreturn(2)`. The caller must have stopped the thread by ptrace(2).
+/// Fails if a filter would end the process at a call of a snapshot, or deny the call: clone(2), which copies the
+/// process, wait4(2), `exit_group(2)` and `rt_sigreturn(2)`. The caller must have stopped the thread by ptrace(2).
 ///
 /// # Errors
-/// Like [`require_plugin_calls`], and also for another time namespace of its children.
+/// Like [`require_plugin_calls`]; `ChildNamespace` also if the thread's children are of another time namespace.
 pub fn require_snapshot_calls(thread: u32) -> Result<(), Refusal> {
     child_namespace::require_same_namespaces(thread, &["pid", "time"])?;
     deadline::require_policy_that_forks(thread)?;
     require_no_forbidden_call(thread, |filters| first_denied_call(filters, SNAPSHOT))
 }
 
-/// Fails if a filter would end the process at a call that reads a thread's alternate signal stack, or deny it:
+/// Fails if a filter would end the process at a call that reads a thread's alternate signal stack, or deny the call:
 /// sigaltstack(2) and `rt_sigreturn(2)`. The caller must have stopped the thread by ptrace(2).
 ///
 /// # Errors
-/// Like [`require_plugin_calls`].
+/// Like [`require_plugin_calls`], without `ChildNamespace` and `Deadline`.
 pub fn require_signal_stack_calls(thread: u32) -> Result<(), Refusal> {
     require_no_forbidden_call(thread, |filters| first_denied_call(filters, SIGNAL_STACK))
 }
@@ -74,7 +74,8 @@ pub fn require_signal_stack_calls(thread: u32) -> Result<(), Refusal> {
 pub struct SpareCalls {
     /// Whether the calls that give a new thread a descriptor table of its own are allowed.
     pub own_descriptors: bool,
-    /// Whether the call that lets a new thread execute RDTSC is allowed. The program may have forbidden its creator RDTSC.
+    /// Whether the call that lets a new thread execute RDTSC is allowed. The program may have forbidden its creator
+    /// RDTSC.
     pub enable_time_stamps: bool,
     /// Whether the call that lets a new thread execute CPUID is allowed.
     pub enable_cpuid: bool,
@@ -82,7 +83,7 @@ pub struct SpareCalls {
 
 impl SpareCalls {
     /// Checks the calls by the filters of a thread; threads that it creates have these filters too. The caller must
-    /// have stopped it by ptrace(2). If a filter cannot be read, no call counts as allowed.
+    /// have stopped the thread by ptrace(2). If a filter cannot be read or evaluated, no call counts as allowed.
     pub fn for_thread(thread: u32) -> Self {
         let allows = |calls: &'static [SyscallRequirement]| {
             require_no_forbidden_call(thread, |filters| first_denied_call(filters, calls)).is_ok()
@@ -95,8 +96,9 @@ impl SpareCalls {
     }
 }
 
-/// Fails if the thread has user dispatch or strict mode, or if its filters forbid a call. `forbidden` gets the filters,
-/// and returns the name of such a call, or `None`. Succeeds for a thread without filters.
+/// Fails if the thread has user dispatch (handles its system calls itself) or strict mode, or if its filters forbid a
+/// call. `forbidden` gets the filters, and returns the name of a forbidden call, or `None`. Succeeds for a thread
+/// without filters.
 fn require_no_forbidden_call(
     thread: u32,
     forbidden: impl FnOnce(&[Vec<BpfInstruction>]) -> Result<Option<&'static str>, UndecidedFilter>,
@@ -119,8 +121,9 @@ fn require_no_forbidden_call(
     }
 }
 
-/// Returns the name of the first call that makes the plugin unusable: a required call that the filters deny, or an
-/// optional one at which they end the process or hold the thread. `None` if there is none.
+/// Returns the name of the first call for which `filters` make the plugin unusable: a required call that they deny, or
+/// an optional one at which they end the process or hold the thread. `None` if there is none. `rseq` says whether
+/// rseq(2) is required.
 ///
 /// # Errors
 /// A filter checks data that is unknown here, or is invalid for seccomp(2).
@@ -154,8 +157,8 @@ fn first_denied_call(
     Ok(None)
 }
 
-/// Returns the name of the denied call if a requirement is unmet; `None` if it is met. The next alternative is tried
-/// only after `ENOSYS`. Fails if a filter's result is unknown.
+/// Returns the name of the denied call if a requirement is unmet; `None` if it is met. Of alternative calls, the next
+/// one counts only if the filters answer the one before with `ENOSYS`. Fails if a filter's result is unknown.
 fn denied_call(
     filters: &[Vec<BpfInstruction>],
     need: &'static SyscallRequirement,

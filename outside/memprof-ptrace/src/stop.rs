@@ -53,7 +53,7 @@ pub struct PendingStop {
 }
 
 impl PendingStop {
-    /// Requests a thread to stop. Does not wait.
+    /// Begins to trace a thread (`PTRACE_SEIZE`) and requests it to stop. Does not wait.
     ///
     /// # Errors
     /// `Ended`: the thread has ended; `Refused`: it cannot be traced, with the errno of ptrace(2).
@@ -61,7 +61,7 @@ impl PendingStop {
         let tid = tid as pid_t;
         let refused = |error: io::Error| match error.raw_os_error() {
             Some(libc::ESRCH) => StopError::Ended,
-            // ptrace(2) also refuses so a thread that has ended and is still listed.
+            // ptrace(2) also fails with EPERM for a thread that has ended and is still in /proc.
             Some(libc::EPERM) if has_ended(tid) => StopError::Ended,
             code => StopError::Refused(code.unwrap_or_default()),
         };
@@ -155,8 +155,8 @@ impl StoppedThread {
         XState::new(bytes)
     }
 
-    /// Reads the signals that the thread blocks. During a call with a temporary mask (ppoll(2), sigsuspend(2)), returns
-    /// the mask that applies afterwards.
+    /// Reads the signals that the thread blocks: signal N is bit N - 1. During a call with a temporary mask (ppoll(2),
+    /// sigsuspend(2)), returns the mask that applies afterwards.
     ///
     /// # Errors
     /// The thread was killed.
@@ -236,12 +236,13 @@ impl StoppedThread {
         )
     }
 
-    /// Makes the thread clone its process by a remote call ([`crate::remote_call::build_clone_frames`]). On success
-    /// both are stopped: the thread after the call, until it is dropped, and its child before its first instruction.
+    /// Makes the thread clone its process by a remote call ([`crate::remote_call::build_clone_frames`]). `registers`
+    /// begin that call, and `saved` is the thread's state before it. Returns the copy, stopped before its first
+    /// instruction, and the thread, stopped after the call until it is dropped.
     ///
     /// # Errors
-    /// The errno of clone(2), and the thread continues with its saved context. `TimedOut`: it did not reach the call
-    /// before the deadline, and has its `saved` registers again. `ESRCH`: it was killed, or does not stop.
+    /// The errno of clone(2), and the thread continues with its saved context. `TimedOut`: the thread did not reach the
+    /// call before the deadline, and has its `saved` registers again. `ESRCH`: the thread was killed, or does not stop.
     pub fn run_clone(
         mut self,
         registers: &user_regs_struct,
@@ -301,11 +302,12 @@ impl StoppedThread {
     }
 
     /// Makes the thread run a remote call ([`crate::remote_call::build_frames`]) up to the end of its system call
-    /// `number`. The thread is stopped there, and continues with the remote call's last frame when it is dropped.
+    /// `number`. `registers` begin the remote call. Returns the thread, stopped after the system call. When it is
+    /// dropped, it continues with the remote call's last frame.
     ///
     /// # Errors
-    /// `ESRCH`: it was killed. `TimedOut`: it did not reach that point before the deadline; it then completes the remote
-    /// call, untraced.
+    /// `ESRCH`: the thread was killed. `TimedOut`: it did not reach the end of the system call before the deadline; it
+    /// then completes the remote call, untraced.
     pub fn run_system_call(
         mut self,
         registers: &user_regs_struct,
@@ -342,8 +344,9 @@ impl StoppedThread {
         }
     }
 
-    /// Stops the thread again while it runs, for 1 s at most: only a stopped thread can be detached (ptrace(2)). Fails
-    /// with the errno of ptrace(2) if it was killed.
+    /// Stops the running thread again, because only a stopped thread can be detached (ptrace(2)). Waits 1 s at most,
+    /// and ignores whether it has stopped. Keeps the signal at which it stops for the detach. Fails with the errno of
+    /// ptrace(2) if the thread was killed.
     fn stop_again(&mut self) -> io::Result<()> {
         ptrace_request(libc::PTRACE_INTERRUPT, self.tid, 0, 0)?;
         let status = wait_for_stop(self.tid, Instant::now() + STOP_TIMEOUT);
@@ -353,7 +356,8 @@ impl StoppedThread {
         Ok(())
     }
 
-    /// Detaches the thread with these registers, and with the signal that was about to be delivered.
+    /// Sets the thread's registers and detaches it, so that it continues. The kernel delivers the signal that was about
+    /// to be delivered when the thread stopped.
     ///
     /// # Errors
     /// The thread was killed.

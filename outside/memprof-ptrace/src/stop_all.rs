@@ -61,8 +61,8 @@ pub fn stop_all(
     }
 }
 
-/// Detaches a thread, by which it resumes. A system call that would fail with EINTR only because of the stop is
-/// restarted, if `memory` can be read. Ignores a thread that was killed.
+/// Detaches a thread, by which it resumes. If its system call would fail with EINTR only because of the stop, the
+/// thread restarts the call, unless `memory` cannot be read. Ignores a thread that was killed.
 pub fn resume_with_restart(memory: &Memory, stopped: StoppedThread) {
     let registers = stopped.registers().ok().filter(would_see_eintr);
     let restarted = registers.and_then(|registers| {
@@ -76,7 +76,7 @@ pub fn resume_with_restart(memory: &Memory, stopped: StoppedThread) {
     // Any other thread is detached by the drop of `stopped`.
 }
 
-/// Lists the thread IDs of a process, unsorted. Fails if the process has ended.
+/// Lists the thread IDs of a process, unsorted, from /proc/PID/task. Fails if the process has ended.
 fn list_tids(pid: u32) -> io::Result<Vec<u32>> {
     let entries = fs::read_dir(format!("/proc/{pid}/task"))?;
     let tids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());

@@ -5,8 +5,8 @@ use std::fs;
 
 use nix::unistd::geteuid;
 
-/// Returns the thread name of a reader of process `pid`, as prctl(2) takes it, with its final zero. The longest pid
-/// fits.
+/// Returns the thread name of a child process that reads the memory of process `pid`, as prctl(2) takes it, with its
+/// final zero. The longest pid fits.
 pub(crate) fn reader_name(pid: u32) -> [u8; 16] {
     let mut name = [0; 16];
     let text = format!("memprof.{pid}");
@@ -15,8 +15,9 @@ pub(crate) fn reader_name(pid: u32) -> [u8; 16] {
     name
 }
 
-/// Returns whether a killed reader still waits for process `pid`. Reads only files of /proc that touch no process's
-/// memory, so that it cannot block itself.
+/// Returns whether a child process of an earlier command, which this user started and which was killed, still waits for
+/// memory of process `pid`. Searches all processes. Reads only files of /proc that touch no process's memory, so that
+/// it cannot block itself. False if /proc cannot be listed.
 pub(crate) fn has_stuck_reader(pid: u32) -> bool {
     let name = reader_name(pid);
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -33,8 +34,8 @@ pub(crate) fn has_stuck_reader(pid: u32) -> bool {
     })
 }
 
-/// Returns whether a process, by its status (proc(5)), belongs to this user, was killed, and still sleeps
-/// uninterruptibly.
+/// Returns whether a process, by the text of its /proc/PID/status, belongs to the real user id `user`, was killed, and
+/// still sleeps uninterruptibly (state D).
 fn is_stuck(status: &str, user: u32) -> bool {
     const KILL: u64 = 1 << (libc::SIGKILL - 1);
     let field = |name: &str| {

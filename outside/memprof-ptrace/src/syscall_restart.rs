@@ -91,11 +91,12 @@ pub fn restart_class(number: i64, arguments: [u64; 6]) -> Option<RestartClass> {
     })
 }
 
-/// Returns the registers with which a stopped thread restarts its call. `code` are the [`CALL_LENGTH`] bytes before
-/// its instruction pointer. The registers are unchanged if the call had completed.
+/// Returns the registers with which a stopped thread restarts its system call. `code` are the [`CALL_LENGTH`] bytes
+/// before its instruction pointer. The registers are unchanged if the thread is in no call, or its call has had its
+/// effect.
 ///
-/// `None` if the call is unknown: the kernel knows how an interrupted sleep continues, but forgets it at the next
-/// `rt_sigreturn(2)`.
+/// `None` if the thread is in `restart_syscall(2)`, which continues another call, and `code` does not show the number
+/// of the other call. The kernel knows the other call, but forgets it at the next `rt_sigreturn(2)`.
 pub fn restarted_registers(
     stopped: &user_regs_struct,
     code: [u8; CALL_LENGTH],
@@ -128,8 +129,8 @@ fn use_remaining_time(registers: &mut user_regs_struct) {
     }
 }
 
-/// Returns whether the thread, detached with its registers, would see its call fail with EINTR although no signal
-/// was delivered.
+/// Returns whether the stopped thread, if it continued with these registers, would see its call fail with EINTR
+/// although no signal was delivered.
 pub fn would_see_eintr(stopped: &user_regs_struct) -> bool {
     stopped.rax as i64 == EINTR && is_interrupted(stopped)
 }

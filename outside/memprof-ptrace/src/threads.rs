@@ -31,9 +31,9 @@ pub struct WaitingSyscall {
 /// Number of threads that are listed even beyond the time limit.
 const MIN_THREADS: usize = 64;
 
-/// Lists the threads of a process from index `first` on, and from the start again, until `time_limit` is over. At least
-/// `MIN_THREADS` are listed, even after that. Reading a runnable thread's call takes a clock tick of the kernel, and
-/// a busy process has thousands of such threads.
+/// Lists the threads of a process, from index `first` of /proc/PID/task to its end and then from its start, until
+/// `time_limit` is over; at least 64 threads, even if that takes longer. The time is limited because reading the call
+/// of a runnable thread takes a clock tick of the kernel, and a busy process has thousands of such threads.
 ///
 /// # Errors
 /// The process has ended, or this user may not inspect it.
@@ -58,8 +58,8 @@ pub fn list_threads(pid: u32, first: usize, time_limit: Duration) -> io::Result<
     Ok(tids.map(|(_, tid)| thread(tid)).collect())
 }
 
-/// Returns the call in which a thread sleeps; `None` while it runs, if it has ended, or if this user may not trace
-/// it.
+/// Returns the system call in which a thread sleeps. `None` if the thread runs, sleeps outside of a call or has ended,
+/// or if this user may not trace it.
 pub fn waiting_syscall(pid: u32, tid: u32) -> Option<WaitingSyscall> {
     parse_syscall_line(&read_syscall_line(pid, tid)?)
 }

@@ -26,7 +26,8 @@ pub(crate) struct TracerCredentials {
 }
 
 impl TracerCredentials {
-    /// Reads the credentials of this process, and the settings of the machine that restrict tracing.
+    /// Reads the credentials of this process, and the settings of the machine that restrict tracing. A setting that
+    /// cannot be read counts as no restriction.
     ///
     /// # Errors
     /// `Unreadable`: /proc is not mounted.
@@ -44,7 +45,7 @@ impl TracerCredentials {
     }
 
     /// Returns whether the kernel lets this process read seccomp filters of others (`man 2 ptrace`,
-    /// `PTRACE_SECCOMP_GET_FILTER`).
+    /// `PTRACE_SECCOMP_GET_FILTER`): it has `CAP_SYS_ADMIN` in the initial user namespace, and no filter itself.
     pub(crate) fn can_read_filters(&self) -> bool {
         self.has_capability(CAP_SYS_ADMIN)
             && self.is_in_initial_user_namespace
@@ -56,8 +57,8 @@ impl TracerCredentials {
         Self { yama: 0, ..self }
     }
 
-    /// Returns the reason for which the kernel denies tracing. `owner` is the owner of the process's files in /proc;
-    /// `None` if it is not known.
+    /// Returns the likely reason for which the kernel has denied this process to trace another one. `target` is the
+    /// status of the other process, and `owner` the user id of its files in /proc, `None` if it is not known.
     pub(crate) fn denial_reason(&self, target: &ProcStatus, owner: Option<u32>) -> Denial {
         let [real, effective, ..] = self.status.uids;
         let may_trace = self.has_capability(CAP_SYS_PTRACE);

@@ -32,8 +32,8 @@ pub struct XState {
 }
 
 impl XState {
-    /// Wraps the bytes of `PTRACE_GETREGSET`, and drops the words at their end that are zero. `Unsupported` if they
-    /// have no XSAVE header.
+    /// Wraps the bytes of `PTRACE_GETREGSET`, and drops the words at their end that are zero, to save memory. Fails
+    /// with `Unsupported` if the bytes have no XSAVE header.
     pub(crate) fn new(mut bytes: Vec<u8>) -> io::Result<Self> {
         let length = bytes.len();
         if length < MIN_SIZE {
@@ -52,8 +52,8 @@ impl XState {
         &self.bytes
     }
 
-    /// Returns whether the thread has other rights to memory with protection keys than the kernel gives to a signal
-    /// handler: its stack may have a key.
+    /// Returns whether the thread has other rights to memory with protection keys (pkeys(7)) than the kernel gives to a
+    /// signal handler. The thread's stack may then have a key, and be out of reach with the handler's rights.
     pub(crate) fn has_changed_key_rights(&self) -> bool {
         let has_keys = self.read_u64(RESERVED_OFFSET) >> KEYS_COMPONENT & 1 != 0;
         let offset = || __cpuid_count(COMPONENTS_LEAF, KEYS_COMPONENT).ebx as usize;
@@ -71,10 +71,10 @@ impl XState {
 
     /// Builds the bytes for a signal frame, which must lie at a multiple of 64.
     ///
-    /// The kernel looks for their end mark at one of two offsets: at the size in the frame, or (Linux 6.12 and others)
-    /// at the size of all components that the thread may use, which only a thread with AMX granted has in full. So both
-    /// offsets are marked: the kernel treats a frame without the mark as one without vector registers, and sends a
-    /// SIGSEGV if the mark cannot be read.
+    /// The kernel checks an end mark at one of two offsets: at the size that the frame names, or (Linux 6.12 and
+    /// others) at the size of all components that the thread may use, which only a thread with AMX granted has in full.
+    /// So both offsets are marked. The kernel treats a frame without the mark as one without vector registers, and
+    /// sends a SIGSEGV if the mark cannot be read.
     pub fn to_frame_bytes(&self) -> Vec<u8> {
         self.frame_bytes_with_ends(|component| {
             let leaf = __cpuid_count(COMPONENTS_LEAF, component);
@@ -83,8 +83,8 @@ impl XState {
         })
     }
 
-    /// Builds the bytes for a signal frame, as [`to_frame_bytes`](Self::to_frame_bytes) does. `end` returns the offset
-    /// behind a component, by its number.
+    /// Builds the bytes for a signal frame, as [`to_frame_bytes`](Self::to_frame_bytes) does, for a processor whose
+    /// component with number N ends at the offset `end(N)`.
     fn frame_bytes_with_ends(&self, end: impl Fn(u32) -> usize) -> Vec<u8> {
         let components = self.read_u64(RESERVED_OFFSET);
         let granted = match self.read_u64(PRESENT_OFFSET) & GRANTED_COMPONENTS {
@@ -96,7 +96,8 @@ impl XState {
         let size = ends.fold(MIN_SIZE, usize::max).min(self.length);
         let mut frame = self.bytes.clone();
         frame.resize(self.length, 0);
-        // PKRU is in the area whatever this says, and its initial state would be all rights.
+        // The area holds PKRU even if XSTATE_BV lacks its bit. Without the bit, the kernel would load PKRU's initial
+        // state, all rights.
         let present = self.read_u64(PRESENT_OFFSET) | components & 1 << KEYS_COMPONENT;
         frame[PRESENT_OFFSET..PRESENT_OFFSET + 8].copy_from_slice(&present.to_le_bytes());
         // `struct _fpx_sw_bytes`: mark, size with the end mark, components to restore, size. The kernel resets

@@ -16,8 +16,8 @@ pub(super) struct StartGate {
 }
 
 impl StartGate {
-    /// Creates a gate at which children of `command` wait before they execute their program. Fails if no pipe can be
-    /// created.
+    /// Creates a gate, and adds a hook to `command`: its child, once forked, reports its pid, and waits at the gate
+    /// before it executes the program. Fails if no pipe can be created.
     pub(super) fn new(command: &mut Command) -> io::Result<Self> {
         let pids = io::pipe()?;
         let (reader, opened) = io::pipe()?;
@@ -38,15 +38,15 @@ impl StartGate {
                 Err(error) => Err(error),
             }
         };
-        // SAFETY: the closure calls functions only that are async-signal-safe, as code between fork(2) and execve(2) must
-        // be, and allocates nothing.
+        // SAFETY: the closure calls functions only that are async-signal-safe, as code between fork(2) and execve(2)
+        // must be, and allocates nothing.
         unsafe { command.pre_exec(pass) };
         Ok(Self { pids, opened })
     }
 
     /// Reports a pid to [`Self::wait_for_pid`]; 0 means that no child has started.
     pub(super) fn report_pid(&self, pid: pid_t) {
-        // The reader is this value's, and the pipe has room for two pids.
+        // Cannot fail: this value keeps the reader open, and the pipe has room for two pids.
         let _ = (&self.pids.1).write(&pid.to_ne_bytes());
     }
 

@@ -8,32 +8,43 @@ const KCMP_FILE: libc::c_int = 0;
 const KCMP_VM: libc::c_int = 1;
 const KCMP_FILES: libc::c_int = 2;
 
-/// Returns whether two processes share one address space. `ENOSYS` if the kernel was built without kcmp(2).
+/// Returns whether two processes, by their pids, share one address space. Fails with the errno of kcmp(2): `ENOSYS` if
+/// the kernel was built without it.
 pub(super) fn have_same_memory(one: u32, other: u32) -> Result<bool, Errno> {
-    compare(one, other, KCMP_VM, 0)
+    have_same_resource(one, other, KCMP_VM, 0)
 }
 
-/// Finds the descriptor tables of a process besides that of its main thread (unshare(2) with `CLONE_FILES`,
-/// `close_range(2)` with `CLOSE_RANGE_UNSHARE`), and returns one thread of each. `threads` are the ids of its threads; omits
-/// those that have ended. Empty if the kernel was built without kcmp(2).
+/// Returns the id of one thread for each descriptor table of a process, except for the table of the main thread. A
+/// thread gets a table of its own by unshare(2) with `CLONE_FILES` or `close_range(2)` with `CLOSE_RANGE_UNSHARE`.
+/// `threads` are the ids of the process's threads. Omits threads that have ended. Empty if the kernel was built without
+/// kcmp(2).
 pub fn find_descriptor_tables(pid: u32, threads: impl Iterator<Item = u32>) -> Vec<u32> {
     let mut tables = vec![pid];
     for thread in threads {
-        let differs = |known: &u32| compare(*known, thread, KCMP_FILES, 0) == Ok(false);
+        let differs = |known: &u32| have_same_resource(*known, thread, KCMP_FILES, 0) == Ok(false);
         if tables.iter().all(differs) {
             tables.push(thread);
         }
     }
+    // The first table is that of the main thread.
     tables.split_off(1)
 }
 
-/// Returns whether a descriptor of two threads is of one open file description. False if that cannot be determined.
+/// Returns whether descriptor `number` of two threads refers to the same open file description. False if a thread has
+/// no such descriptor, or if kcmp(2) fails for another reason.
 pub fn have_same_descriptor(one: u32, other: u32, number: i32) -> bool {
-    u64::try_from(number).is_ok_and(|number| compare(one, other, KCMP_FILE, number) == Ok(true))
+    u64::try_from(number)
+        .is_ok_and(|number| have_same_resource(one, other, KCMP_FILE, number) == Ok(true))
 }
 
-/// Returns whether two threads share a resource (`KCMP_*`): the one with that index, of descriptors.
-fn compare(one: u32, other: u32, resource: libc::c_int, index: u64) -> Result<bool, Errno> {
+/// Returns whether two threads share a resource (`KCMP_*`). `index` is a descriptor for `KCMP_FILE`, and ignored for
+/// other resources. Fails with the errno of kcmp(2).
+fn have_same_resource(
+    one: u32,
+    other: u32,
+    resource: libc::c_int,
+    index: u64,
+) -> Result<bool, Errno> {
     // SAFETY: kcmp(2) takes numbers and touches no memory of this process.
     let order = unsafe { libc::syscall(libc::SYS_kcmp, one, other, resource, index, index) };
     Errno::result(order).map(|order| order == 0)

@@ -53,7 +53,7 @@ impl ProcStat {
         })
     }
 
-    /// Returns whether it is a kernel thread, which has no memory.
+    /// Returns whether the process is a kernel thread, which has no memory.
     pub fn is_kernel_thread(&self) -> bool {
         self.flags & KERNEL_THREAD_FLAG != 0
     }

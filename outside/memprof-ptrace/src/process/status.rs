@@ -40,7 +40,8 @@ pub struct ProcStatus {
     pub size: [u64; 2],
     /// Memory locked by mlock(2) or mlockall(2), in bytes.
     pub locked: u64,
-    /// Memory pinned for devices and `io_uring(7)`, in bytes. A copy of the process gets pages of its own for it at once.
+    /// Memory pinned for devices and `io_uring(7)`, in bytes. A copy of the process gets pages of its own for it at
+    /// once.
     pub pinned: u64,
     /// Number of threads.
     pub threads: u32,
@@ -48,8 +49,8 @@ pub struct ProcStatus {
     pub capabilities: [u64; 2],
     /// Signals that have handlers, signal(7): bit 0 is signal 1.
     pub caught: u64,
-    /// Signals that wait for delivery to the thread or to its process, as bits like `caught`. Not all of them are in a queue,
-    /// which may be full.
+    /// Signals that wait for delivery to the thread or to its process, as bits like `caught`. Not all of them are in a
+    /// queue, which may be full.
     pub pending: u64,
     /// Seccomp mode of the thread.
     pub seccomp: SeccompMode,
@@ -85,7 +86,7 @@ impl ProcStatus {
     /// Reads the status of a thread or process from /proc/TID, which exists for every thread.
     ///
     /// # Errors
-    /// `NoSuchProcess`: no process has the pid; `Unreadable`: a file of /proc cannot be read or parsed.
+    /// `NoSuchProcess`: there is no such thread; `Unreadable`: the file cannot be read or parsed.
     pub fn read_thread(thread: u32) -> Result<Self, Refusal> {
         ProcDir::for_pid(thread).parse_file("status", Self::parse)
     }
@@ -135,9 +136,9 @@ impl ProcStatus {
         })
     }
 
-    /// Returns whether one of [`FAULT_SIGNALS`] waits for delivery: ptrace(2) may stop a thread before that. If the
-    /// thread then made remote calls, the signal's handler would take their code for the place of the fault. A fault
-    /// signal that the program blocks may end the process once it is unblocked.
+    /// Returns whether one of [`FAULT_SIGNALS`] waits for delivery. ptrace(2) may stop a thread between the fault and
+    /// the delivery. If such a thread made calls for memprof, the signal's handler would see the address of their code
+    /// as that of the fault. A fault signal that the program blocks may end the process once it is unblocked.
     pub fn has_pending_fault(&self) -> bool {
         let mut faults = FAULT_SIGNALS.iter();
         faults.any(|signal| self.pending >> (signal - 1) & 1 != 0)
@@ -162,7 +163,7 @@ impl<'a> StatusFields<'a> {
             .map_err(|_| MalformedProcFile(name))
     }
 
-    /// Returns the values of a field with several decimal numbers. Fails if one of them is malformed.
+    /// Returns the values of a field with several decimal numbers. Fails if the field is missing or a number malformed.
     fn numbers(&self, name: &'static str) -> Result<Vec<u32>, MalformedProcFile> {
         let words = self.text(name)?.split_ascii_whitespace();
         let numbers = words.map(|word| word.parse().map_err(|_| MalformedProcFile(name)));
@@ -181,7 +182,8 @@ impl<'a> StatusFields<'a> {
         u64::from_str_radix(self.text(name)?, 16).map_err(|_| MalformedProcFile(name))
     }
 
-    /// Returns an amount in bytes; 0 without such a line, as for kernel threads and zombies.
+    /// Returns the value of a field in kB, converted to bytes. 0 if the field is malformed or missing, as for kernel
+    /// threads and zombies.
     fn amount_in_bytes(&self, name: &'static str) -> u64 {
         let number = self.text(name).ok().and_then(|value| {
             let number = value.strip_suffix("kB")?;

@@ -7,14 +7,14 @@ use nix::errno::Errno;
 use super::ProcStatus;
 use super::kcmp::have_same_memory;
 
-/// Returns whether a process that has not called execve(2) since its fork shares the memory of its parent. False if
-/// that cannot be determined.
+/// Returns whether process `pid`, which has not called execve(2) since its fork, shares the memory of its parent.
+/// `child` and `parent` are the statuses of both. False if this user may not compare them, or one has ended.
 pub(crate) fn shares_memory_with_parent(pid: u32, child: &ProcStatus, parent: &ProcStatus) -> bool {
     match have_same_memory(pid, child.parent) {
         Ok(is_same) => is_same,
         // The kernel was built without kcmp(2).
         Err(Errno::ENOSYS) => has_same_memory_size(child, parent),
-        // One of them has ended, or this user may not inspect it; then its memory is not accessible either.
+        // One process has ended, or this user may not inspect it; then memprof cannot access its memory either.
         Err(_) => false,
     }
 }

@@ -1,18 +1,18 @@
 //! Check whether a thread's children are of other namespaces than it is, after unshare(2) or setns(2). In another pid
-//! namespace (`pid_namespaces(7)`), the kernel makes no threads, and a first child would be its init: at its end the kernel
-//! kills all processes there, and every later fork(2) of the program fails. A first child in another time namespace
-//! (`time_namespaces(7)`) ends the time in which the program may set its clocks.
+//! namespace (`pid_namespaces(7)`), the kernel makes no threads, and a first child would be its init: at its end the
+//! kernel kills all processes there, and every later fork(2) of the program fails. A first child in another time
+//! namespace (`time_namespaces(7)`) ends the time in which the program may set its clocks.
 
 use std::fs;
 use std::path::Path;
 
 use crate::refusal::Refusal;
 
-/// Fails for a thread whose children are of another namespace of the `kinds`, "pid" or "time". Before Linux 4.12, where
-/// the kernel does not show the namespace of children, it counts as the same.
+/// Fails if a thread's children are of another namespace than the thread, for one of the `kinds` ("pid", "time").
+/// Before Linux 4.12, which does not show the namespace of children, their namespace counts as the thread's.
 ///
 /// # Errors
-/// `ChildNamespace`: they are of another one.
+/// `ChildNamespace`: the children are of another namespace.
 pub(super) fn require_same_namespaces(thread: u32, kinds: &[&'static str]) -> Result<(), Refusal> {
     let links = format!("/proc/{thread}/ns");
     let mut kinds = kinds.iter();
@@ -22,9 +22,9 @@ pub(super) fn require_same_namespaces(thread: u32, kinds: &[&'static str]) -> Re
     }
 }
 
-/// Returns whether a thread's children are of another namespace of this `kind` than the thread. `links` is its
-/// directory /proc/TID/ns. A namespace without a process yet has a link that cannot be read, and counts as another one.
-/// False if the kernel does not show both namespaces.
+/// Returns whether a thread's children are of another namespace of this `kind` than the thread. `links` is the thread's
+/// directory /proc/TID/ns. A link to the namespace of children that cannot be read counts as another namespace: a
+/// namespace without a process has such a link. False if the kernel does not show both namespaces.
 fn has_other_child_namespace(links: &Path, kind: &str) -> bool {
     let Ok(own) = fs::read_link(links.join(kind)) else {
         return false;

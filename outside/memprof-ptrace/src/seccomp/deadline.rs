@@ -4,11 +4,11 @@
 
 use crate::refusal::Refusal;
 
-/// Fails for a thread of the policy `SCHED_DEADLINE` without reset-on-fork. That flag is a bit of the returned policy,
-/// which then is another value. A thread whose policy cannot be read passes.
+/// Fails for a thread of the policy `SCHED_DEADLINE` without reset-on-fork. The flag reset-on-fork is a bit of the
+/// returned policy, which then differs from `SCHED_DEADLINE`. A thread whose policy cannot be read passes.
 ///
 /// # Errors
-/// `Deadline`: it has that policy.
+/// `Deadline`: the thread has the policy.
 pub(super) fn require_policy_that_forks(thread: u32) -> Result<(), Refusal> {
     // SAFETY: sched_getscheduler(2) takes a number.
     match unsafe { libc::sched_getscheduler(thread.cast_signed()) } {

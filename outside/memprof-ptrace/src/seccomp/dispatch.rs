@@ -27,11 +27,13 @@ struct UserDispatchConfig {
     length: u64,
 }
 
-/// Fails for a thread with user dispatch, or before Linux 6.4 if Wine is mapped. The caller must have stopped it by
-/// ptrace(2). Threads that it creates have none.
+/// Fails for a thread with user dispatch, by which a program handles its system calls itself, or before Linux 6.4 if
+/// Wine is mapped. The caller must have stopped the thread by ptrace(2). Threads that the thread creates have no user
+/// dispatch.
 ///
 /// # Errors
-/// `UserDispatch`: it redirects its system calls; `NoSuchProcess`: it was killed.
+/// `UserDispatch`: the thread redirects its system calls; `NoSuchProcess`: it was killed; `Unreadable`: its memory map
+/// cannot be read.
 pub(super) fn require_no_user_dispatch(thread: u32) -> Result<(), Refusal> {
     match read_dispatch_mode(thread) {
         Ok(PR_SYS_DISPATCH_OFF) => Ok(()),
@@ -45,7 +47,8 @@ pub(super) fn require_no_user_dispatch(thread: u32) -> Result<(), Refusal> {
     }
 }
 
-/// Reads the dispatch mode (`PR_SYS_DISPATCH_*`) of a stopped thread from the kernel. Fails before Linux 6.4.
+/// Reads the dispatch mode (`PR_SYS_DISPATCH_*`) of a stopped thread from the kernel. Fails with the errno of
+/// ptrace(2): `ESRCH` if the thread was killed, another one before Linux 6.4.
 fn read_dispatch_mode(thread: u32) -> Result<u64, Errno> {
     let mut config = UserDispatchConfig::default();
     let size = size_of_val(&config);
@@ -62,7 +65,8 @@ fn read_dispatch_mode(thread: u32) -> Result<u64, Errno> {
     Ok(config.mode)
 }
 
-/// Returns whether Wine's Unix half of ntdll is mapped, which makes the system calls of Linux.
+/// Returns whether the text of /proc/PID/maps has Wine's Unix half of ntdll, the library `ntdll.so` that makes the
+/// system calls of Linux.
 fn has_wine(maps: &[u8]) -> bool {
     mappings(maps).any(|mapping| mapping.file_name() == b"ntdll.so")
 }

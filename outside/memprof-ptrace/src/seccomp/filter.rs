@@ -28,7 +28,8 @@ pub fn read_filters(thread: u32) -> Result<Vec<Vec<BpfInstruction>>, Errno> {
     }
 }
 
-/// Reads one filter; index 0 is the oldest. `ENOENT` if there is none.
+/// Reads the program of one filter; index 0 is the oldest filter. Fails with `ENOENT` if there is no filter of that
+/// index.
 fn read_filter(thread: u32, index: usize) -> Result<Vec<BpfInstruction>, Errno> {
     // SAFETY: with a null pointer, ptrace(2) only returns the number of instructions.
     let count = unsafe { get_filter(thread, index, ptr::null_mut()) }?;
@@ -39,7 +40,8 @@ fn read_filter(thread: u32, index: usize) -> Result<Vec<BpfInstruction>, Errno> 
     Ok(filter)
 }
 
-/// Calls `PTRACE_SECCOMP_GET_FILTER`. Returns the number of instructions of the filter.
+/// Calls `PTRACE_SECCOMP_GET_FILTER`: copies the instructions of a filter to `buffer` unless it is null, and returns
+/// their number.
 ///
 /// # Safety
 /// `buffer` is null, or has room for all instructions of the filter.

@@ -85,8 +85,8 @@ impl FilterAction {
             libc::SECCOMP_RET_ERRNO => {
                 Self::Error((value & libc::SECCOMP_RET_DATA).min(MAX_ERRNO) as u16)
             }
-            // No tracer with PTRACE_O_TRACESECCOMP exists, because the caller traces the thread; then the call fails
-            // with ENOSYS.
+            // The thread's only tracer is memprof, which does not set PTRACE_O_TRACESECCOMP: then the call fails with
+            // ENOSYS.
             libc::SECCOMP_RET_TRACE => Self::Error(libc::ENOSYS as u16),
             libc::SECCOMP_RET_USER_NOTIF => Self::Supervised,
             libc::SECCOMP_RET_TRAP => Self::Signal,
@@ -186,7 +186,8 @@ impl BpfMachine {
         Some(BpfStep::Skip(0))
     }
 
-    /// Returns the value that a load instruction reads; `None` for an invalid instruction.
+    /// Returns the value that a load instruction reads: a word of the call's data, the data's size, the constant, or a
+    /// word of the filter's memory. `None` for an instruction or offset that seccomp does not accept.
     fn load_value(&self, code: u32, operand: u32, call: &SeccompData) -> Option<u32> {
         match code & !7 {
             _ if code == LOAD_DATA => call.data_word(operand),

@@ -27,12 +27,12 @@ pub enum Rseq {
     Unused,
 }
 
-/// Returns whether threads created by this one will call rseq(2). `Required` also if that is unknown. The caller
-/// must have stopped the thread by ptrace(2).
+/// Returns whether new threads call rseq(2) if `thread` creates them. Returns `Required` also if that is unknown. The
+/// caller must have stopped `thread` by ptrace(2).
 pub(super) fn rseq_use(thread: u32) -> Rseq {
     match rseq_area(thread) {
         Ok(None) => Rseq::Unused,
-        // Before Linux 5.13 the kernel does not report it.
+        // Before Linux 5.13 the kernel does not report whether the thread has registered one.
         _ => Rseq::Required,
     }
 }
