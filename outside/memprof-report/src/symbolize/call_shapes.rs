@@ -4,7 +4,8 @@ use foldhash::HashMap;
 use object::{Architecture, Object, ObjectSection, ReadRef};
 
 use super::address::LinkedAddress;
-use super::unwinding_rules::UnwindingRules;
+use super::symbol_matcher::SymbolCode;
+use super::unwinding_rules::FunctionCode;
 use crate::call_shape::CallShape;
 use crate::stacks::{AddressId, StackId, Stacks};
 
@@ -23,8 +24,8 @@ pub(super) struct LeafCall {
     /// Address of the call's last byte.
     pub(super) address: LinkedAddress,
     pub(super) id: AddressId,
-    /// Whether the function that makes the call has a symbol.
-    pub(super) is_named: bool,
+    /// Code of the symbol that contains the call; `None` if no symbol does.
+    pub(super) symbol: Option<SymbolCode>,
 }
 
 /// Returns for each address, by its id, whether it is among the first [`LEAF_FRAMES`] of a stack.
@@ -39,16 +40,17 @@ pub(super) fn addresses_near_leaves(stacks: &Stacks) -> Vec<bool> {
 }
 
 /// Returns the shapes of calls in a file: how the calling function uses the result and where the arguments come from.
-/// `data` are the bytes of the file. Leaves out calls in no known function, and those whose code cannot be read. Empty
-/// if the file has no x86-64 code, or no unwinding `rules`, which say where functions start and end.
+/// `data` are the bytes of the file. `function_at` returns the code of the function that contains an address, and is
+/// called for calls that no symbol with a size contains. Leaves out calls in no known function, and those whose code
+/// cannot be read. Empty if the file has no x86-64 code.
 pub(super) fn read_call_shapes<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     data: R,
-    rules: Option<&UnwindingRules<'d>>,
+    function_at: impl Fn(LinkedAddress) -> Option<FunctionCode>,
     calls: &[LeafCall],
 ) -> Vec<(AddressId, CallShape)> {
-    let shapes = match (file.architecture(), rules) {
-        (Architecture::X86_64, Some(rules)) => read_shapes(file, data, rules, calls),
+    let shapes = match file.architecture() {
+        Architecture::X86_64 => read_shapes(file, data, function_at, calls),
         _ => None,
     };
     shapes.unwrap_or_default()
@@ -60,7 +62,7 @@ pub(super) fn read_call_shapes<'d, R: ReadRef<'d>>(
 fn read_shapes<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     data: R,
-    rules: &UnwindingRules<'d>,
+    function_at: impl Fn(LinkedAddress) -> Option<FunctionCode>,
     calls: &[LeafCall],
 ) -> Option<Vec<(AddressId, CallShape)>> {
     let text = file.section_by_name(".text")?;
@@ -78,7 +80,10 @@ fn read_shapes<'d, R: ReadRef<'d>>(
             .filter(|_| is_inside)
     };
     let shape = |call: &LeafCall| {
-        let function = rules.function_at(call.address)?;
+        let function = match call.symbol {
+            Some(SymbolCode::Sized(code)) => code,
+            Some(SymbolCode::Unsized { .. }) | None => function_at(call.address)?,
+        };
         let code = match function.bytes {
             0..=CallShape::MAX_BYTES => code_of(function.start, function.bytes)?,
             _ => &[],
@@ -90,7 +95,7 @@ fn read_shapes<'d, R: ReadRef<'d>>(
     let mut shapes: Vec<(&LeafCall, CallShape)> = shapes.collect();
     let counted = shapes
         .iter()
-        .filter(|(call, shape)| !call.is_named && shape.returns_result && !shape.is_short);
+        .filter(|(call, shape)| call.symbol.is_none() && shape.returns_result && !shape.is_short);
     let mut counts: HashMap<u64, u32> = counted.map(|(_, shape)| (shape.function, 0)).collect();
     if !counts.is_empty()
         && text.size() <= MAX_COUNTED_BYTES

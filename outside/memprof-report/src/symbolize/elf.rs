@@ -1,5 +1,6 @@
 //! Symbolizes addresses of ELF files, from symbol tables alone or from debug information.
 
+use std::cell::LazyCell;
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::panic::resume_unwind;
@@ -19,8 +20,8 @@ use super::minidebug;
 use super::object_files::{CodeQuery, ObjectFile};
 use super::regular_file::READ_LIMIT;
 use super::search::Binary;
-use super::symbol_matcher::{FoundSymbol, SymbolMatcher};
-use super::unwinding_rules::UnwindingRules;
+use super::symbol_matcher::{FoundSymbol, SymbolCode, SymbolMatcher};
+use super::unwinding_rules::{FunctionCode, UnwindingRules};
 use crate::call_shape::CallShape;
 use crate::profile::Mapping;
 use crate::stacks::AddressId;
@@ -85,10 +86,29 @@ pub(super) fn symbolize_file(
                 .into(),
         );
     }
-    let rules = UnwindingRules::find(&file);
-    let symbols = symbols.symbols().zip(&queries);
-    let symbols = symbols.map(|(symbol, query)| symbol_name_at(query.0, symbol?, rules.as_ref()));
-    let queries: Vec<Query<'_>> = queries.iter().copied().zip(symbols).collect();
+    // They have megabytes, and are not needed if every address has a symbol with a size.
+    let rules = LazyCell::new(|| UnwindingRules::find(&file));
+    let near_leaf = object_file
+        .queries
+        .iter()
+        .filter(|query| query.is_near_leaf);
+    let near_leaf: HashSet<AddressId> = near_leaf.map(|query| query.id).collect();
+    let mut calls = Vec::new();
+    let mut named: Vec<Query<'_>> = Vec::with_capacity(queries.len());
+    for (&(address, id), symbol) in queries.iter().zip(symbols.symbols()) {
+        let last_function = || rules.as_ref()?.last_function(address);
+        let symbol = symbol.filter(|symbol| is_last_start(symbol, last_function));
+        if near_leaf.contains(&id) {
+            let symbol = symbol.map(|symbol| symbol.code);
+            calls.push(LeafCall {
+                address,
+                id,
+                symbol,
+            });
+        }
+        named.push(((address, id), symbol.map(|symbol| symbol.name)));
+    }
+    let queries = named;
 
     let addresses: Vec<LinkedAddress> = queries.iter().map(|((address, _), _)| *address).collect();
     let is_late = Instant::now() > deadline;
@@ -103,17 +123,6 @@ pub(super) fn symbolize_file(
             None
         })
     });
-    let near_leaf = object_file
-        .queries
-        .iter()
-        .filter(|query| query.is_near_leaf);
-    let near_leaf: HashSet<AddressId> = near_leaf.map(|query| query.id).collect();
-    let calls = queries.iter().map(|&((address, id), symbol)| LeafCall {
-        address,
-        id,
-        is_named: symbol.is_some(),
-    });
-    let calls: Vec<_> = calls.filter(|call| near_leaf.contains(&call.id)).collect();
     // Go's table of functions, which a stripped program has, too.
     let is_go = file.section_by_name(".gopclntab").is_some();
     let (frames, missing) = find_frames_parallel(&queries, dwarf.as_ref(), is_go, deadline);
@@ -123,27 +132,20 @@ pub(super) fn symbolize_file(
             .flat_map(|dwarf| dwarf.missing_notes(missing.nameless)),
     );
     notes.extend((missing.late > 0).then(|| late_note(LATE_PARTS, missing.late)));
-    Ok((
-        frames,
-        read_call_shapes(&file, &cache, rules.as_ref(), &calls),
-        notes,
-    ))
+    let function_at = |address| rules.as_ref()?.function_at(address);
+    let shapes = read_call_shapes(&file, &cache, function_at, &calls);
+    Ok((frames, shapes, notes))
 }
 
-/// Returns the name of the `symbol` that was found for an address. A symbol without a size may end before the address:
-/// `None` if another function starts between the two, by the file's unwinding rules.
-fn symbol_name_at<'s>(
-    address: LinkedAddress,
-    symbol: FoundSymbol<'s>,
-    rules: Option<&UnwindingRules<'_>>,
-) -> Option<&'s [u8]> {
-    let starts_later = |start: u64| {
-        let last = rules.and_then(|rules| rules.last_function(address));
-        last.is_some_and(|last| last.start > start)
-    };
-    match symbol.start_without_size {
-        Some(start) if starts_later(start) => None,
-        _ => Some(symbol.name),
+/// Returns whether no other function starts between a symbol and the address for which it was found. `last_function`
+/// returns the last function before the address by the file's unwinding rules, and is asked if the symbol has no size.
+fn is_last_start(
+    symbol: &FoundSymbol<'_>,
+    last_function: impl Fn() -> Option<FunctionCode>,
+) -> bool {
+    match symbol.code {
+        SymbolCode::Sized(_) => true,
+        SymbolCode::Unsized { start } => last_function().is_none_or(|last| last.start <= start),
     }
 }
 

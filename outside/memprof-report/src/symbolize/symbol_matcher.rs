@@ -11,6 +11,7 @@ use object::{
 
 use super::address::LinkedAddress;
 use super::segment_tree::SegmentTree;
+use super::unwinding_rules::FunctionCode;
 use crate::stacks::AddressId;
 
 /// Symbols between two looks at the clock.
@@ -34,6 +35,7 @@ struct Candidate<'d> {
     is_local: bool,
     underscores: usize,
     name: &'d [u8],
+    start: u64,
 }
 
 /// Start of a symbol's code.
@@ -51,8 +53,16 @@ struct Start<'d> {
 pub(super) struct FoundSymbol<'d> {
     /// Name, which may be any bytes.
     pub(super) name: &'d [u8],
-    /// Start, if the symbol has no size: another function, without a symbol, may begin between it and the address.
-    pub(super) start_without_size: Option<u64>,
+    pub(super) code: SymbolCode,
+}
+
+/// Code that a symbol names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SymbolCode {
+    /// The symbol has a size: its code contains the address.
+    Sized(FunctionCode),
+    /// The symbol has no size: another function, without a symbol, may begin between `start` and the address.
+    Unsized { start: u64 },
 }
 
 impl<'q, 'd> SymbolMatcher<'q, 'd> {
@@ -145,6 +155,7 @@ impl<'q, 'd> SymbolMatcher<'q, 'd> {
                     is_local: symbol.is_local(),
                     underscores: name.iter().take_while(|&&byte| byte == b'_').count(),
                     name,
+                    start: address,
                 };
                 self.best.insert(first..first + contained, candidate);
             }
@@ -154,8 +165,8 @@ impl<'q, 'd> SymbolMatcher<'q, 'd> {
     /// Returns whether every address is in a symbol that has a size. A symbol without a size may end before the
     /// address, so a further file may have a better one.
     pub(super) fn is_complete(&self) -> bool {
-        self.symbols()
-            .all(|symbol| symbol.is_some_and(|symbol| symbol.start_without_size.is_none()))
+        let is_sized = |symbol: FoundSymbol<'_>| matches!(symbol.code, SymbolCode::Sized(_));
+        self.symbols().all(|symbol| symbol.is_some_and(is_sized))
     }
 
     /// Returns the best symbol of each address, in the order of the queries: a function whose size contains it, else
@@ -179,11 +190,16 @@ impl<'q, 'd> SymbolMatcher<'q, 'd> {
         best.map(|(best, nearest)| match (best, nearest) {
             (Some(best), _) => Some(FoundSymbol {
                 name: best.name,
-                start_without_size: None,
+                code: SymbolCode::Sized(FunctionCode {
+                    start: best.start,
+                    bytes: best.size,
+                }),
             }),
             (None, nearest) => nearest.map(|start| FoundSymbol {
                 name: start.name,
-                start_without_size: Some(start.address),
+                code: SymbolCode::Unsized {
+                    start: start.address,
+                },
             }),
         })
     }
