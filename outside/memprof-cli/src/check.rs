@@ -27,7 +27,7 @@ const PROOF_BYTES: usize = size_of::<u32>();
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArgs {
     /// The plugin's file.
-    #[arg(value_name = "PLUGIN.so")]
+    #[arg(value_name = "FILE")]
     plugin: PathBuf,
     /// Fail if loading takes longer than this, for example 30s
     #[arg(long = "for", alias = "timeout", value_name = "DURATION", default_value = "10s", value_parser = crate::process_arg::parse_duration)]
@@ -59,13 +59,14 @@ fn check_by_child(plugin: &Path, limit: Duration) -> Outcome {
         .stdin(OwnedFd::from(child_end))
         .spawn()
         .context("failed to start the child that loads the plugin")?;
-    let has_ended = wait_for_exit(&child, limit)?;
-    if !has_ended {
+    let has_ended = wait_for_exit(&child, limit);
+    if !matches!(has_ended, Ok(true)) {
         child
             .kill()
             .context("failed to end the child that loads the plugin")?;
     }
     let status = child.wait().context("failed to wait for the child")?;
+    let has_ended = has_ended?;
     // Processes that the plugin started may keep the other end open, so the read must not block.
     proof
         .set_nonblocking(true)

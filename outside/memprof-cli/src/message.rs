@@ -21,12 +21,12 @@ use crate::target::{self, TargetArgs};
 use crate::{browser, completion, output, report_form};
 
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "memprof msg [OPTIONS] [TARGET] PLUGIN MESSAGE [KEY=VALUE]...")]
+#[command(override_usage = "memprof msg [OPTIONS] [TARGET] <PLUGIN> <MESSAGE> [KEY=VALUE]...")]
 pub(crate) struct MsgArgs {
     #[command(flatten)]
     to: TargetArgs,
-    /// The host (a pid, a name, container:NAME or a socket's path; not needed while only one runs), the plugin's name, the
-    /// message's name, and the message's arguments.
+    /// The host: a pid, a name, container:NAME or a socket's path; not needed while only one host runs. Then the plugin's
+    /// name, the message's name, and the message's arguments.
     #[arg(value_names = ["TARGET", "PLUGIN", "MESSAGE", "KEY=VALUE"], num_args = 0.., add = completion::msg_completer())]
     words: Vec<String>,
 }
@@ -81,8 +81,8 @@ impl<'a> MsgWords<'a> {
 pub(crate) struct MessageArgs {
     #[command(flatten)]
     pub(crate) to: TargetArgs,
-    /// The process (a pid, a name, container:NAME or a socket's path), and the message's arguments, listed below if it has
-    /// any.
+    /// The host: a pid, a name, container:NAME or a socket's path; not needed while only one host runs. Then the message's
+    /// arguments, listed below if it has any.
     #[arg(value_names = ["TARGET", "KEY=VALUE"], num_args = 0.., add = completion::target_completer())]
     args: Vec<String>,
 }
@@ -220,7 +220,14 @@ pub(crate) fn run_dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> O
             let mut bytes = File::open(fetched.path()).context("failed to read the dump again")?;
             report_written_size(export_dump(&mut bytes, file)?, file);
         }
-        output::print_stderr(&text);
+        let is_json = args.to.json && !to_stdout;
+        let exit = match reply {
+            Some(reply) if is_json => print_reply(&reply, true)?,
+            Some(_) | None => {
+                output::print_stderr(&text);
+                0.into()
+            }
+        };
         let pid = target::host_pid(&mut client)?;
         let page = report_form::write_live_page(LiveDump {
             files: &[fetched.path()],
@@ -228,12 +235,13 @@ pub(crate) fn run_dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> O
             pids: &[pid],
             notes: &[],
         })?;
-        if to_stdout {
+        // Standard output has the dump or the reply.
+        if to_stdout || is_json {
             browser::open_or_print_to_stderr(&page)?;
         } else {
             browser::open_or_print(&page)?;
         }
-        return Ok(0.into());
+        return Ok(exit);
     }
     let file = file.unwrap_or(Path::new("-"));
     report_written_size(export_dump(&mut bytes, file)?, file);

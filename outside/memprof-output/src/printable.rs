@@ -68,11 +68,7 @@ impl<W: Write> Write for Printable<W> {
     /// waits for the next call, which may complete it, unless invalid bytes precede it.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.incomplete.extend_from_slice(bytes);
-        let complete = match str::from_utf8(&self.incomplete) {
-            Err(error) if error.error_len().is_none() => error.valid_up_to(),
-            // Invalid bytes are complete too: they are replaced.
-            Ok(_) | Err(_) => self.incomplete.len(),
-        };
+        let complete = self.incomplete.len() - incomplete_bytes(&self.incomplete);
         let rest = self.incomplete.split_off(complete);
         let text = std::mem::replace(&mut self.incomplete, rest);
         let text = String::from_utf8_lossy(&text);
@@ -87,6 +83,16 @@ impl<W: Write> Write for Printable<W> {
                 .write_all(char::REPLACEMENT_CHARACTER.to_string().as_bytes())?;
         }
         self.inner.flush()
+    }
+}
+
+/// Returns the length of the character that is incomplete at the end of a text; 0 if there is none.
+fn incomplete_bytes(text: &[u8]) -> usize {
+    let last = text.utf8_chunks().last();
+    let end = last.map_or(&b""[..], |chunk| chunk.invalid());
+    match str::from_utf8(end) {
+        Err(error) if error.error_len().is_none() => end.len(),
+        Ok(_) | Err(_) => 0,
     }
 }
 
@@ -155,5 +161,10 @@ mod tests {
         let mut out = Vec::new();
         Printable::new(&mut out).write_all(b"a\x9b2J\xff").unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "a\u{fffd}2J\u{fffd}");
+        let mut out = Vec::new();
+        let mut printable = Printable::new(&mut out);
+        printable.write_all(b"\xff\xe5").unwrap();
+        printable.write_all(b"\x80\xa4").unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "\u{fffd}値");
     }
 }

@@ -100,9 +100,25 @@ fn read_dumps(dumps: &Path) -> anyhow::Result<Measurement> {
     Ok(measured)
 }
 
+/// Returns whether a dump is unfinished: the plugin gives it a hidden name until it is written, where the file system
+/// has no nameless files.
+fn is_unfinished(dump: &Path) -> bool {
+    let name = dump.file_name().unwrap_or_default();
+    name.as_encoded_bytes().starts_with(b".")
+}
+
 /// Adds the totals of a process's dump: sums the allocated bytes, and keeps the largest peak. Lost samples add a note.
-/// A process whose allocations were not counted adds nothing but a note and its name.
+/// A process whose allocations were not counted, or that ended while it wrote its dump, adds nothing but a note and its
+/// name.
 fn add_dump(measured: &mut Measurement, dump: PathBuf) -> anyhow::Result<()> {
+    if is_unfinished(&dump) {
+        measured.notes.push(
+            "a process was not counted: it was ended while it wrote its dump at its exit"
+                .to_owned(),
+        );
+        measured.uncounted.push("a process".to_owned());
+        return Ok(());
+    }
     let origin = read_origin(&dump).with_context(|| dump.display().to_string())?;
     let host = origin.host.as_deref().unwrap_or("a process");
     let Some(tally) = origin.tally else {
@@ -149,6 +165,17 @@ mod tests {
         assert_eq!(measured.uncounted, ["a process"]);
         let counted = Measurement::default();
         assert!(counted.require_all_counted().is_ok());
+        let error = measured.require_all_counted().unwrap_err().to_string();
+        assert!(error.contains("a process was not counted"), "{error}");
+    }
+
+    #[test]
+    fn process_that_ended_while_it_wrote_its_dump_is_uncounted() {
+        let dir = tempfile::tempdir().unwrap();
+        let hidden = dir.path().join(".20261127T180000Z.7.1.0000beef.heap");
+        fs::write(hidden, "heap_v2/5").unwrap();
+        let measured = read_dumps(dir.path()).unwrap();
+        assert_eq!(measured.processes, 0);
         let error = measured.require_all_counted().unwrap_err().to_string();
         assert!(error.contains("a process was not counted"), "{error}");
     }

@@ -1,7 +1,7 @@
 //! Finds the exit dump of a process.
 
 use std::collections::HashSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ pub(super) struct ExitDumpDir {
     directory: PathBuf,
     /// User whose files the dumps must be.
     owner: Option<u32>,
-    /// Part of the names of the process's dumps.
-    pid: String,
+    /// Pid in the process's own namespace, which is part of its dumps' names.
+    own_pid: u32,
     /// Names of the files that were there before.
     known: HashSet<OsString>,
 }
@@ -35,23 +35,22 @@ impl ExitDumpDir {
             owner: fs::metadata(format!("/proc/{pid}"))
                 .map(|dir| dir.uid())
                 .ok(),
-            pid: format!(".{own_pid}."),
+            own_pid,
             known: file_names(&directory).collect(),
             directory,
         }
     }
 
-    /// Finds and copies the exit dump of the process. `None` if the process left none, or if the file is not a regular
-    /// one of the process's user.
+    /// Finds and copies the latest exit dump of the process. `None` if the process left none, or if the file is not a
+    /// regular one of the process's user.
     ///
     /// # Errors
     /// The dump cannot be read, for example because it is a link, or the copy cannot be written.
     pub(super) fn copy_exit_dump(&self) -> Result<Option<ScratchFile>> {
-        let is_exit_dump = |name: &OsString| {
-            let text = name.to_string_lossy();
-            !self.known.contains(name) && text.contains(&self.pid) && text.contains(".at-exit.")
-        };
-        let Some(name) = file_names(&self.directory).find(is_exit_dump) else {
+        let is_new_exit_dump =
+            |name: &OsString| !self.known.contains(name) && is_exit_dump(name, self.own_pid);
+        // Names begin with the time of their dump.
+        let Some(name) = file_names(&self.directory).filter(is_new_exit_dump).max() else {
             return Ok(None);
         };
         // The directory belongs to the process's user, who may have put a link or a FIFO there.
@@ -76,6 +75,20 @@ impl ExitDumpDir {
     }
 }
 
+/// Returns whether a file name is that of an exit dump of the process `pid`:
+/// `<UTC time>.<pid>.<sequence>.<random>.at-exit.<rss>kib.heap`. A hidden name, which begins with a dot, is that of an
+/// unfinished dump.
+fn is_exit_dump(name: &OsStr, pid: u32) -> bool {
+    let name = name.to_string_lossy();
+    let parts: Vec<_> = name.split('.').collect();
+    match *parts.as_slice() {
+        [stamp, name_pid, _, _, "at-exit", _, "heap"] => {
+            !stamp.is_empty() && name_pid == pid.to_string()
+        }
+        _ => false,
+    }
+}
+
 /// Returns the names of the files in a directory; none if it cannot be read.
 fn file_names(directory: &Path) -> impl Iterator<Item = OsString> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
@@ -92,11 +105,24 @@ mod tests {
         let last = ExitDumpDir {
             directory: directory.path().to_owned(),
             owner: fs::metadata("/proc/self").map(|of| of.uid()).ok(),
-            pid: ".7.".to_owned(),
+            own_pid: 7,
             known: HashSet::new(),
         };
         assert!(last.copy_exit_dump().unwrap().is_none());
-        let path = directory.path().join("host.7.1.at-exit.heap");
+        for other in [
+            // Of another process, whose sequence number is 7.
+            "20261127T180000Z.77.7.0000beef.at-exit.9kib.heap",
+            // Unfinished, and of another cause.
+            ".20261127T190000Z.7.2.0000beef.at-exit.9kib.heap",
+            "20261127T190000Z.7.2.0000beef.rss-above.9kib.heap",
+        ] {
+            fs::write(directory.path().join(other), "other").unwrap();
+            assert!(last.copy_exit_dump().unwrap().is_none(), "{other}");
+        }
+        let earlier = "20261127T180000Z.7.2.0000beef.at-exit.9kib.heap";
+        fs::write(directory.path().join(earlier), "earlier").unwrap();
+        let name = "20261127T180001Z.7.1.0000beef.at-exit.9kib.heap";
+        let path = directory.path().join(name);
         fs::write(&path, "heap").unwrap();
         let copy = last.copy_exit_dump().unwrap().unwrap();
         assert_eq!(fs::read_to_string(copy.path()).unwrap(), "heap");
