@@ -47,8 +47,11 @@ impl PatchingGuard {
 
     /// Returns the guard without waiting, even if another thread waits for it. `None` if a thread is patching.
     fn acquire_if_free() -> Option<Self> {
-        let was_patching = IS_PATCHING.swap(true, Acquire);
-        (!was_patching).then_some(Self)
+        // A guard that is made only to be dropped would release that of the other thread.
+        match IS_PATCHING.swap(true, Acquire) {
+            true => None,
+            false => Some(Self),
+        }
     }
 }
 
@@ -62,4 +65,18 @@ impl Drop for PatchingGuard {
 pub(crate) fn release_in_child() {
     IS_PATCHING.store(false, Release);
     WAITING.store(0, Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_attempt_releases_no_other_threads_guard() {
+        let held = PatchingGuard::acquire().unwrap();
+        for _ in 0..3 {
+            assert!(PatchingGuard::acquire_if_free().is_none());
+        }
+        drop(held);
+    }
 }
