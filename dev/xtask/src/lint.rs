@@ -1,10 +1,11 @@
 //! Rules that the compiler does not check: dependencies between modules, lengths of files, output, words in names
-//! and comments, and whether the files exist that documents name.
+//! and comments, and whether the files and names exist that documents name.
 
 use std::fmt::Write as _;
 
 use anyhow::{Result, ensure};
 
+mod code_map;
 mod documents;
 mod modules;
 mod output;
@@ -17,12 +18,13 @@ mod words;
 /// # Errors
 /// One line for each fault, with its file and line where it has one.
 pub(crate) fn check_workspace() -> Result<()> {
-    let sources = sources::read_sources()?;
+    let sources = sources::read_sources(&["src"])?;
     let mut faults = modules::find_faults()?;
     faults.extend(words::find_faults(&sources));
     faults.extend(types::find_faults(&sources));
     faults.extend(output::find_faults(&sources));
     faults.extend(documents::find_faults()?);
+    faults.extend(code_map::find_faults()?);
     let mut text = String::new();
     for fault in &faults {
         writeln!(text, "{fault}")?;

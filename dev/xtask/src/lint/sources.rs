@@ -1,4 +1,4 @@
-//! The files that are checked: those of each crate's `src`, with their tests.
+//! The source files of the workspace.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,15 @@ pub(super) struct SourceFile {
     pub(super) text: String,
 }
 
-/// Reads the Rust files below `src` of each crate in the workspace.
-pub(super) fn read_sources() -> Result<Vec<SourceFile>> {
+/// Reads the Rust files in these folders of each crate in the workspace: `src`, for example, which has unit tests too.
+pub(super) fn read_sources(folders: &[&str]) -> Result<Vec<SourceFile>> {
     let mut files = Vec::new();
     for member in workspace_members()? {
-        let folder = project_root().join(&member).join("src");
-        if folder.is_dir() {
-            read_folder(&member, &folder, &mut files)?;
+        for folder in folders {
+            let folder = project_root().join(&member).join(folder);
+            if folder.is_dir() {
+                read_folder(&member, &folder, &mut files)?;
+            }
         }
     }
     Ok(files)
