@@ -89,11 +89,13 @@ fn pages_of_leaks_and_holders_escape_names() {
             facts.starts_with("Taken at 20") && facts.contains("was stopped for"),
             "{facts}"
         );
-        // Few of them are samples, in the last row: the rows are filtered, and that one is opened.
+        // Few of them are samples, in the last row with frames: the rows are filtered, and that one is opened.
         browser.type_text("body", "/");
         browser.type_text("#search", "onerror");
         browser.wait_for(&of_row("ROW"));
-        let sampled = of_row(&ROW.replace(".find(", ".findLast("));
+        let is_parent = "row => row.ariaExpanded === 'false' &&";
+        let sampled = ROW.replace(".find(row =>", &format!(".findLast({is_parent}"));
+        let sampled = of_row(&sampled);
         browser.run_script(&format!("({sampled}).querySelector('td.name').click()"));
         browser.wait_for("document.querySelector('tr[aria-expanded=true] + tr[aria-level=\"2\"]')");
         let frames = browser.run_script(
