@@ -111,8 +111,8 @@ impl Agent {
 
     /// Takes profiles by the policy, handles requests for dumps, and maintains the store until a signal ends the agent.
     /// Then detaches from the processes to which the agent has attached, and moves the profiles to the store. Errors of
-    /// single hosts and of the store are only reported. Fails if the threads cannot be started, or the spool cannot be
-    /// read or written.
+    /// single hosts, of the spool and of the store are only reported until then. Fails if the threads cannot be started,
+    /// or if the spool cannot be read or written at the end.
     fn run_until_signal(&mut self) -> anyhow::Result<ExitCode> {
         let (send, events) = channel();
         notify_on_signal(send.clone())?;
@@ -136,8 +136,7 @@ impl Agent {
                     self.report_change(self.describe_host(&host), dump.map(drop));
                 }
             }
-            let is_batch_due = now.since(batched) >= self.config.batch;
-            if is_batch_due || self.spool.dump_bytes()? >= BATCH_BYTES {
+            if self.is_batch_due(batched, now) {
                 let flushed = self.flush_batch();
                 self.report_change("the spool".to_owned(), flushed);
                 batched = now;
@@ -174,11 +173,22 @@ impl Agent {
         // Once more, for the processes whose attempt to attach has ended since the first call.
         self.detach_all();
         // Profiles that do not reach the store now stay in the spool for the next agent.
-        self.flush_batch()?;
+        let flushed = self.flush_batch();
         if let Err(error) = drain_spool(&self.spool, &self.store) {
             note(&format!("{error:#}: what is in the spool stays there"));
         }
+        flushed?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// Returns whether a batch is to be written: the last one is as old as the configuration allows, or enough bytes
+    /// wait. Also if the spool cannot be read, because writing the batch reports the reason.
+    fn is_batch_due(&self, last: Uptime, now: Uptime) -> bool {
+        let is_small = || {
+            let bytes = self.spool.dump_bytes();
+            bytes.is_ok_and(|bytes| bytes < BATCH_BYTES)
+        };
+        now.since(last) >= self.config.batch || !is_small()
     }
 
     /// Discovers the hosts that the policy selects: a rule names the service, and the process is in the rule's share.
@@ -351,4 +361,78 @@ fn notify_on_signal(send: Sender<AgentEvent>) -> anyhow::Result<()> {
         send.send(AgentEvent::End).unwrap_or_default();
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    /// Creates an agent whose spool and store are in `directory`.
+    fn agent_in(directory: &Path) -> Agent {
+        let config = Config {
+            spool: directory.join("spool"),
+            store: format!("file://{}", directory.join("store").display()),
+            ..Config::default()
+        };
+        Agent {
+            spool: Spool::open(&config.spool).unwrap(),
+            store: Arc::new(ProfileStore::open(&config.store).unwrap()),
+            machine: MachineInfo::read(config.labels.clone()),
+            config,
+            attachments: Attachments::new(),
+            naming: Naming::default(),
+            stored_stacks: HashSet::new(),
+            stored_in: None,
+            last_dumps: HashMap::new(),
+            errors: ErrorLog::default(),
+        }
+    }
+
+    #[test]
+    fn batch_is_due_when_it_is_old_or_large_or_unreadable() {
+        let check = |change: fn(&Path), age: u64, expected: bool| {
+            let directory = tempfile::tempdir().unwrap();
+            let agent = agent_in(directory.path());
+            let dumps = directory.path().join("spool/dumps");
+            change(&dumps);
+            let now = Uptime(0).plus(Duration::from_secs(age));
+            let what = format!("{age} {:?}", fs::metadata(&dumps));
+            assert_eq!(agent.is_batch_due(Uptime(0), now), expected, "{what}");
+        };
+        check(|_| (), 0, false);
+        check(|_| (), 599, false);
+        check(|_| (), 600, true);
+        check(|dumps| add_profile(dumps, BATCH_BYTES - 1), 0, false);
+        check(|dumps| add_profile(dumps, BATCH_BYTES), 0, true);
+        // This stands for a lack of descriptors or of permission.
+        check(make_unreadable, 0, true);
+    }
+
+    /// Creates a file of so many bytes.
+    fn add_profile(dumps: &Path, bytes: u64) {
+        let file = fs::File::create(dumps.join("0.json")).unwrap();
+        file.set_len(bytes).unwrap();
+    }
+
+    /// Replaces a directory by a file.
+    fn make_unreadable(directory: &Path) {
+        fs::remove_dir(directory).unwrap();
+        fs::write(directory, "").unwrap();
+    }
+
+    #[test]
+    fn spool_that_was_unreadable_works_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let dumps = directory.path().join("spool/dumps");
+        let mut agent = agent_in(directory.path());
+        make_unreadable(&dumps);
+        assert!(agent.is_batch_due(Uptime(0), Uptime(0)));
+        assert!(agent.flush_batch().is_err());
+        fs::remove_file(&dumps).unwrap();
+        agent.flush_batch().unwrap();
+        assert!(!agent.is_batch_due(Uptime(0), Uptime(0)));
+    }
 }

@@ -38,7 +38,7 @@ pub(crate) struct Attachments {
 }
 
 /// Process to attach to.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct AttachCandidate {
     /// Process key.
     instance: String,
@@ -128,17 +128,23 @@ impl Attachments {
         Ok(candidates)
     }
 
-    /// Starts `memprof attach` for a candidate, on a thread that sends the result.
+    /// Starts `memprof attach` for a candidate, on a thread that sends the result. If no thread can be started, sends
+    /// that as the result.
     fn start_attempt(&mut self, candidate: AttachCandidate) {
         let AttachCandidate { instance, name, .. } = &candidate;
         self.running.insert(instance.clone(), name.clone());
-        let results = self.results.0.clone();
-        thread::spawn(move || {
+        let (results, attempted) = (self.results.0.clone(), candidate.clone());
+        let started = thread::Builder::new().spawn(move || {
             let attempt =
-                run_memprof(&["attach", &candidate.pid.to_string(), "--for", ATTACH_LEASE]);
+                run_memprof(&["attach", &attempted.pid.to_string(), "--for", ATTACH_LEASE]);
             // Sending fails only if the agent has ended.
-            results.send((candidate, attempt)).unwrap_or_default();
+            results.send((attempted, attempt)).unwrap_or_default();
         });
+        if let Err(error) = started {
+            let failed = Err(anyhow!("failed to start a thread: {error}"));
+            // Sending cannot fail: the receiver is in `self`.
+            self.results.0.send((candidate, failed)).unwrap_or_default();
+        }
     }
 
     /// Records the result of an attempt, so that a failed attempt is repeated only after a period. Returns the result

@@ -22,6 +22,9 @@ use crate::time::{Hour, Instant};
 /// Time after an hour's end in which its files may still arrive.
 pub(crate) const GRACE_PERIOD: Duration = Duration::from_secs(20 * 60);
 
+/// Most files that are merged into one: their names must fit into its footer, of which the reader takes 32 MiB.
+pub(crate) const MAX_SOURCES: usize = 100_000;
+
 /// Numbers of merged files, and of files into which they were merged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CompactStats {
@@ -41,9 +44,9 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Merges the agents' files of each hour that ended before `until` into one, and deletes the merged ones. Files that
-/// cannot be read are named on stderr and left as they are. Returns the numbers of merged and of new files. Fails if a
-/// request to the store fails.
+/// Merges the agents' files of each hour that ended before `until` into one, or into several if there are very many, and
+/// deletes the merged ones. Files that cannot be read are named on stderr and left as they are. Returns the numbers of
+/// merged and of new files. Fails if a request to the store fails.
 pub(crate) fn compact(store: &Arc<ProfileStore>, until: Instant) -> anyhow::Result<CompactStats> {
     let mut stats = CompactStats::default();
     for table in Table::ALL {
@@ -64,9 +67,31 @@ pub(crate) fn compact(store: &Arc<ProfileStore>, until: Instant) -> anyhow::Resu
         }
         for (hour, objects) in by_hour {
             let number = found.next_numbers.get(hour).copied().unwrap_or(0);
-            let merged = merge_hour(store, table, hour, number, &objects)?;
+            let merged = merge_in_parts(store, table, hour, number, &objects, MAX_SOURCES)?;
+            stats.files += merged.files;
+            stats.merged_into += merged.merged_into;
+        }
+    }
+    Ok(stats)
+}
+
+/// Merges files of an hour as [`merge_hour`] does, at most `max` into each new file. The new files have consecutive
+/// numbers, from `number` on. Returns the numbers of merged and of new files. Fails if a request to the store fails.
+fn merge_in_parts(
+    store: &Arc<ProfileStore>,
+    table: Table,
+    hour: &Hour,
+    mut number: u32,
+    objects: &[&Object],
+    max: usize,
+) -> anyhow::Result<CompactStats> {
+    let mut stats = CompactStats::default();
+    for part in objects.chunks(max) {
+        let merged = merge_hour(store, table, hour, number, part)?;
+        if merged > 0 {
             stats.files += merged;
-            stats.merged_into += usize::from(merged > 0);
+            stats.merged_into += 1;
+            number = number.saturating_add(1);
         }
     }
     Ok(stats)
@@ -162,6 +187,40 @@ mod tests {
             .iter()
             .flat_map(|prefix| store.list(prefix).unwrap());
         objects.map(|object| object.name).collect()
+    }
+
+    #[test]
+    fn very_many_files_are_merged_into_several() {
+        let directory = tempfile::tempdir().unwrap();
+        let url = format!("file://{}", directory.path().display());
+        let store = Arc::new(ProfileStore::open(&url).unwrap());
+        let hour = "stacks/date=2026-11-21/hour=07";
+        for digit in ["a", "b", "c"] {
+            let name = format!("{INCOMING_FOLDER}/{hour}/{}.parquet", digit.repeat(32));
+            write_stacks(&store, &name, None);
+        }
+        let listed = list_table_files(&store, Table::Stacks, (Instant(0), Instant::now())).unwrap();
+        let objects: Vec<_> = listed.counted.iter().map(|(_, object)| object).collect();
+        let (first, _) = &listed.counted[0];
+        let stats = merge_in_parts(&store, Table::Stacks, first, 4, &objects, 2).unwrap();
+        assert_eq!((stats.files, stats.merged_into), (3, 2));
+        let names = [4, 5].map(|number| format!("{hour}/{number:05}.parquet"));
+        assert_eq!(hourly_names(&store), names);
+    }
+
+    /// The longest name of an agent's file, [`MAX_SOURCES`] times.
+    #[test]
+    fn largest_merged_file_can_be_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let url = format!("file://{}", directory.path().display());
+        let store = Arc::new(ProfileStore::open(&url).unwrap());
+        let hour = "profiles/date=2026-11-21/hour=07";
+        let source = format!("{INCOMING_FOLDER}/{hour}/{}.parquet", "a".repeat(32));
+        let name = "stacks/date=2026-11-21/hour=07/00000.parquet";
+        write_stacks(&store, name, Some(&vec![source; MAX_SOURCES]));
+        let listed = list_table_files(&store, Table::Stacks, (Instant(0), Instant::now())).unwrap();
+        assert!(listed.damaged.is_empty(), "{:?}", listed.damaged);
+        assert_eq!(listed.counted.len(), 1);
     }
 
     /// Another machine merges one of two files between this one's listing and its merge.

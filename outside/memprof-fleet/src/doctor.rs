@@ -12,7 +12,7 @@ use crate::read_rows::read_rows;
 use crate::scan::list_table_files;
 use crate::schema::{Rows, Table};
 use crate::spool::pending_bytes;
-use crate::store::{CreateOutcome, ProfileStore, content_name};
+use crate::store::{CreateOutcome, ProfileStore};
 use crate::time::{Hour, Instant};
 
 /// Folder of objects for a test of the store.
@@ -104,17 +104,15 @@ impl StackNames {
 /// Tests with a temporary object whether the store refuses to create an object that exists. Returns a finding if it
 /// does not: profiles may then be lost or count twice. Returns `None` if it refuses. Fails if a request fails.
 fn probe_conditional_writes(store: &ProfileStore) -> anyhow::Result<Option<String>> {
-    let name = format!(
-        "{PROBE_FOLDER}/{}",
-        content_name(Instant::now().to_rfc3339().as_bytes())
-    );
     let [first, second] = [Bytes::from_static(b"first"), Bytes::from_static(b"second")];
-    let created = [
-        store.create(&name, first.clone())?,
-        store.create(&name, second)?,
-    ];
-    let stored = store.read(&name)?;
-    store.delete(&name)?;
+    let (created, stored) = store.with_temporary_object(PROBE_FOLDER, |name| {
+        let created = [
+            store.create(name, first.clone())?,
+            store.create(name, second.clone())?,
+        ];
+        let limit = first.len().max(second.len()) as u64;
+        Ok((created, store.read(name, limit)?))
+    })?;
     let is_conditional = created == [CreateOutcome::New, CreateOutcome::Exists] && stored == first;
     Ok((!is_conditional).then(|| {
         "the store overwrites objects in spite of If-None-Match: profiles may be lost or counted twice; use one \

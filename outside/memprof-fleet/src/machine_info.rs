@@ -80,3 +80,15 @@ pub(crate) fn read_start_ticks(pid: u32) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(22 - 3)?.parse().ok()
 }
+
+/// Returns the resident memory of a process in bytes (proc(5), status). `None` if the process has ended, or the file
+/// has no valid value.
+pub(crate) fn read_resident_bytes(pid: u32) -> Option<i64> {
+    let status = std::fs::read(format!("/proc/{pid}/status")).ok()?;
+    let status = String::from_utf8_lossy(&status);
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: i64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    kib.checked_mul(1024)
+}

@@ -28,11 +28,13 @@ mod store;
 mod drain;
 
 mod bus;
+mod listen_error;
 mod metrics_server;
 
 mod agent;
 
 mod footer;
+mod object_reader;
 mod scan;
 
 #[cfg(feature = "otlp")]

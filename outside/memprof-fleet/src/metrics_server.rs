@@ -3,10 +3,11 @@
 use std::future::pending;
 use std::thread;
 
-use memprof_http::{Hosts, ListenError, ListenOptions, scrape_router, serve};
-use memprof_output::{USAGE, print_stderr, with_exit_code};
+use memprof_http::{Hosts, ListenOptions, scrape_router, serve};
+use memprof_output::print_stderr;
 
 use crate::config::Http;
+use crate::listen_error::listen_error;
 
 /// Most requests that wait for hosts at the same time.
 const MAX_BLOCKING_REQUESTS: usize = 16;
@@ -27,7 +28,9 @@ pub(crate) fn serve_metrics(config: &Http) -> anyhow::Result<()> {
         base_url: None,
         trust_proxy: Vec::new(),
     };
-    let access = options.access().map_err(listen_error)?;
+    let remedy = "set `token_file` in [http] of the configuration, or listen on 127.0.0.1";
+    let access = options.access();
+    let access = access.map_err(|error| listen_error(error, Some(remedy)))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(MAX_BLOCKING_REQUESTS)
@@ -37,18 +40,4 @@ pub(crate) fn serve_metrics(config: &Http) -> anyhow::Result<()> {
     let router = scrape_router(Hosts::with_discovered(), access);
     thread::spawn(move || runtime.block_on(serve(listener, router, pending())));
     Ok(())
-}
-
-/// Converts an error of listening. The error has exit code 2 if other machines could reach the address without a token.
-fn listen_error(error: ListenError) -> anyhow::Error {
-    match error {
-        ListenError::Exposed(address) => with_exit_code(
-            USAGE,
-            format!(
-                "{address} can be reached by other machines: set `token_file` in [http] of the configuration, \
-                 or listen on 127.0.0.1"
-            ),
-        ),
-        error => error.into(),
-    }
 }

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
-use std::thread;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use memprof_report::Sources;
@@ -90,15 +90,13 @@ impl Naming {
         let start = Instant::now();
         let child = child.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = child.stderr(Stdio::piped()).spawn().map_err(failed)?;
-        let (send, heaps) = channel();
-        // Each thread ends when the child does, or with this process. A failed write shows as a failure of the child.
-        let (input, dump) = (child.stdin.take(), Arc::clone(dump));
-        thread::spawn(move || input.map(|mut input| input.write_all(&dump)));
-        let errors = child.stderr.take();
-        let errors = thread::spawn(move || read_up_to(errors, ERROR_LIMIT));
-        let output = child.stdout.take();
-        // One byte above the limit shows that the heap is too large. Sending fails only after the timeout.
-        thread::spawn(move || drop(send.send(read_up_to(output, HEAP_LIMIT + 1))));
+        let (heaps, errors) = match serve_pipes(&mut child, dump) {
+            Ok(served) => served,
+            Err(error) => {
+                self.kill_child(instance, child);
+                return Err(failed(error));
+            }
+        };
         let heap = heaps.recv_timeout(timeout).ok();
         // The child may still run after it has closed its output: the last close(2) of a file can block as long as a
         // read of it.
@@ -139,6 +137,35 @@ impl Naming {
     }
 }
 
+/// Output of a child as far as it is read, or the error of reading it.
+type Output = io::Result<Vec<u8>>;
+
+/// Starts threads that write a dump to a child's input, and read its output and its errors. Returns the receiver of the
+/// output, and the thread that returns the errors. Fails if a thread cannot be started.
+fn serve_pipes(
+    child: &mut Child,
+    dump: &Arc<Vec<u8>>,
+) -> io::Result<(Receiver<Output>, JoinHandle<Output>)> {
+    let (send, heaps) = channel();
+    // Each thread ends when the child does, or with this process. A failed write shows as a failure of the child.
+    let (input, dump) = (child.stdin.take(), Arc::clone(dump));
+    start_thread(move || input.map(|mut input| input.write_all(&dump)))?;
+    let errors = child.stderr.take();
+    let errors = start_thread(move || read_up_to(errors, ERROR_LIMIT))?;
+    let output = child.stdout.take();
+    // One byte above the limit shows that the heap is too large. Sending fails only after the timeout.
+    start_thread(move || drop(send.send(read_up_to(output, HEAP_LIMIT + 1))))?;
+    Ok((heaps, errors))
+}
+
+/// Starts a thread. Unlike `thread::spawn`, does not panic if there are too many threads: that passes, and must not end
+/// the agent.
+fn start_thread<T: Send + 'static>(
+    run: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    thread::Builder::new().spawn(run)
+}
+
 /// Waits until a child ends. `None` if it still runs after `timeout`. Polls every 5 ms, because kernels before 5.3 have
 /// no `pidfd_open(2)`. Fails only if the child was reaped elsewhere.
 fn wait_for_exit(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> {
@@ -153,7 +180,7 @@ fn wait_for_exit(child: &mut Child, timeout: Duration) -> io::Result<Option<Exit
 }
 
 /// Reads at most `limit` bytes of a stream. Empty if the stream is `None`.
-fn read_up_to(stream: Option<impl Read>, limit: u64) -> io::Result<Vec<u8>> {
+fn read_up_to(stream: Option<impl Read>, limit: u64) -> Output {
     let mut bytes = Vec::new();
     if let Some(stream) = stream {
         stream.take(limit).read_to_end(&mut bytes)?;

@@ -2,31 +2,26 @@
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
-use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::{Arc, Once};
 
 use anyhow::Context as _;
 use arrow_array::RecordBatch;
-use bytes::Bytes;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowReaderOptions, ParquetRecordBatchReaderBuilder, RowSelection, RowSelector,
 };
-use parquet::errors::ParquetError;
 use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData};
 use parquet::file::page_index::column_index::ColumnIndexMetaData;
-use parquet::file::reader::{ChunkReader, Length};
 
 use crate::footer::check_footer;
+use crate::object_reader::ObjectReader;
 use crate::schema::{INCOMING_FOLDER, SOURCES_KEY, Table};
 use crate::store::{Object, ProfileStore};
 use crate::time::{Hour, Instant};
 
 /// Most rows that are decoded at a time.
 const BATCH_ROWS: usize = 32 << 10;
-/// Size in bytes up to which a file is read at once, because a further request would take longer.
-const WHOLE_FILE_LIMIT: u64 = 4 << 20;
 /// Most rows per byte of a file. memprof's own files have fewer.
 const MAX_ROWS_PER_BYTE: u64 = 4;
 /// Number of rows that any file may have.
@@ -35,8 +30,6 @@ const MIN_ROW_LIMIT: u64 = 64 << 10;
 const MAX_COMPRESSION_RATIO: u64 = 200;
 /// Number of uncompressed bytes that any file may have.
 const MIN_UNPACKED_LIMIT: u64 = 64 << 20;
-/// Bytes that are read if the needed length is unknown.
-const DEFAULT_READ_SIZE: u64 = 64 << 10;
 
 /// Files of a table.
 #[derive(Debug, Default)]
@@ -257,28 +250,18 @@ fn scan_file_or_panic(
     Ok(rows)
 }
 
-/// Opens a Parquet file for reading. A small file is read whole. Fails if it is no Parquet file, or claims to have more
-/// rows or bytes than memprof's files of this size.
+/// Opens a Parquet file for reading. Fails if it is no Parquet file, or claims to have more rows or bytes than memprof's
+/// files of this size.
 fn open_parquet_file(
     store: &Arc<ProfileStore>,
     object: &Object,
 ) -> anyhow::Result<ParquetRecordBatchReaderBuilder<ObjectReader>> {
-    let content = match object.size <= WHOLE_FILE_LIMIT {
-        true => Some(store.read(&object.name)?),
-        false => None,
-    };
-    let chunks = ObjectReader {
-        store: Arc::clone(store),
-        name: object.name.clone(),
-        size: content
-            .as_ref()
-            .map_or(object.size, |bytes| bytes.len() as u64),
-        content,
-    };
-    check_footer(&read_footer(&chunks, object)?)?;
+    let chunks = ObjectReader::open(store, object)?;
+    let unreadable = || format!("{} is not a Parquet file that can be read", object.name);
+    check_footer(&chunks.read_footer().with_context(unreadable)?)?;
     let options = ArrowReaderOptions::new().with_page_index_policy(PageIndexPolicy::Optional);
     let reader = ParquetRecordBatchReaderBuilder::try_new_with_options(chunks, options)
-        .with_context(|| format!("{} is not a Parquet file that can be read", object.name))?;
+        .with_context(unreadable)?;
     let groups = reader.metadata().row_groups().iter();
     let claimed = groups.fold((0, 0), |(rows, bytes): (u64, u64), group| {
         (
@@ -288,21 +271,6 @@ fn open_parquet_file(
     });
     check_claimed_size(object.size, claimed)?;
     Ok(reader)
-}
-
-/// Reads the footer of a Parquet file. Eight bytes follow it at the end of the file: its length, and a magic number of
-/// four bytes, which is not checked here. Fails if the file is shorter than its length says.
-fn read_footer(chunks: &ObjectReader, object: &Object) -> anyhow::Result<Bytes> {
-    const TAIL_BYTES: u64 = 8;
-    let read = || {
-        let tail = chunks.size.checked_sub(TAIL_BYTES);
-        let tail = tail.context("it is truncated")?;
-        let length = chunks.get_bytes(tail, 4)?;
-        let length = u32::from_le_bytes(length[..].try_into()?);
-        let start = tail.checked_sub(length.into()).context("it is truncated")?;
-        anyhow::Ok(chunks.get_bytes(start, length as usize)?)
-    };
-    read().with_context(|| format!("{} is not a Parquet file that can be read", object.name))
 }
 
 /// Checks the numbers of rows and uncompressed bytes that a file of `size` bytes claims to have. Fails if they are
@@ -351,50 +319,6 @@ fn pages_with_value(
         }
     }
     Some(rows.into())
-}
-
-/// Object of the store, as the Parquet reader needs it.
-struct ObjectReader {
-    store: Arc<ProfileStore>,
-    name: String,
-    size: u64,
-    content: Option<Bytes>,
-}
-
-impl ObjectReader {
-    /// Reads a range of bytes, from memory if the file was read whole. Fails if the range ends beyond the file, or the
-    /// store fails.
-    fn read(&self, start: u64, length: u64) -> Result<Bytes, ParquetError> {
-        let end = start.checked_add(length).filter(|end| *end <= self.size);
-        let end = end.ok_or_else(|| ParquetError::EOF("a part lies behind the end".to_owned()))?;
-        match &self.content {
-            Some(bytes) => Ok(bytes.slice(start as usize..end as usize)),
-            None => self
-                .store
-                .read_range(&self.name, start, length)
-                .map_err(|error| ParquetError::General(format!("{error:#}"))),
-        }
-    }
-}
-
-impl Length for ObjectReader {
-    fn len(&self) -> u64 {
-        self.size
-    }
-}
-
-impl ChunkReader for ObjectReader {
-    type T = Cursor<Bytes>;
-
-    /// Returns a reader of the bytes from `start` on, at most [`DEFAULT_READ_SIZE`] of them.
-    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
-        let length = self.size.saturating_sub(start).min(DEFAULT_READ_SIZE);
-        self.read(start, length).map(Cursor::new)
-    }
-
-    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
-        self.read(start, length as u64)
-    }
 }
 
 #[cfg(test)]

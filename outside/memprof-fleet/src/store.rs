@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use memprof_output::{UNREACHABLE, USAGE, with_exit_code};
@@ -135,12 +135,25 @@ impl ProfileStore {
         }
     }
 
-    /// Reads a whole object. Fails if the object does not exist, or the store cannot be reached (exit code 3).
-    pub(crate) fn read(&self, name: &str) -> anyhow::Result<Bytes> {
-        let read = async { self.objects.get(&Path::from(name)).await?.bytes().await };
-        self.runtime
-            .block_on(read)
-            .map_err(|error| self.store_error(&format!("read {name}"), error))
+    /// Reads a whole object of at most `limit` bytes. Fails if the object is larger or does not exist, or the store cannot
+    /// be reached (exit code 3).
+    pub(crate) fn read(&self, name: &str, limit: u64) -> anyhow::Result<Bytes> {
+        let read = async {
+            let found = self.objects.get(&Path::from(name)).await?;
+            let size = found.range.end - found.range.start;
+            if size > limit {
+                return Ok(Err(size));
+            }
+            found.bytes().await.map(Ok)
+        };
+        let read = self.runtime.block_on(read);
+        let read = read.map_err(|error| self.store_error(&format!("read {name}"), error))?;
+        read.map_err(|size| {
+            anyhow!(
+                "{}: {name} is too large: it has {size} bytes, and at most {limit} are read",
+                self.url
+            )
+        })
     }
 
     /// Reads `length` bytes of an object from the offset `start` on. Fails if the object does not exist, or the store
@@ -195,22 +208,39 @@ impl ProfileStore {
             // If another agent creates it first, its bytes are read below.
             self.create(ID_OBJECT, Bytes::copy_from_slice(&random))?;
         }
-        self.read(ID_OBJECT)
+        self.read(ID_OBJECT, ID_BYTES as u64)
     }
 
     /// Reads the store's clock: creates an object, and returns the time at which it was written according to the store.
     /// Deletes the object. Fails if a request fails (exit code 3).
     pub(crate) fn read_clock(&self) -> anyhow::Result<Instant> {
+        self.with_temporary_object("clock", |name| {
+            self.create(name, Bytes::from_static(b"now"))?;
+            let object = self.head(name)?;
+            let object = object
+                .with_context(|| format!("{}: {name} was written and is not there", self.url))?;
+            Ok(object.written)
+        })
+    }
+
+    /// Calls `test` with the name of an object in `folder` that does not exist. Then deletes that object, also if `test`
+    /// fails: a request that fails may have created it. Fails if `test` fails, or the object cannot be deleted (exit
+    /// code 3).
+    pub(crate) fn with_temporary_object<T>(
+        &self,
+        folder: &str,
+        test: impl FnOnce(&str) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
         let ticks = Uptime::now().0;
-        // A name of its own: an object that exists would have an earlier time.
-        let name = format!("clock/{}-{}-{ticks}", Instant::now().0, std::process::id());
-        self.create(&name, Bytes::from_static(b"now"))?;
-        let object = self.head(&name);
-        // Deletes it even if the request for its time failed.
-        self.delete(&name)?;
-        let object = object?
-            .with_context(|| format!("{}: {name} was written and is not there", self.url))?;
-        Ok(object.written)
+        let name = format!(
+            "{folder}/{}-{}-{ticks}",
+            Instant::now().0,
+            std::process::id()
+        );
+        let outcome = test(&name);
+        let deleted = self.delete(&name);
+        // The first failure is probably the cause of the other one.
+        outcome.and_then(|outcome| deleted.map(|()| outcome))
     }
 
     /// Deletes an object. Does nothing if it does not exist. Fails if the store cannot be reached (exit code 3).
@@ -464,6 +494,44 @@ mod tests {
             },
             true,
         );
+    }
+
+    #[test]
+    fn temporary_object_is_deleted_after_failure() {
+        let check = |what: &str, test: fn(&ProfileStore, &str) -> anyhow::Result<()>| {
+            let directory = tempfile::tempdir().unwrap();
+            let store = ProfileStore::open(&format!("file://{}", directory.path().display()));
+            let store = store.unwrap();
+            let outcome = store.with_temporary_object("doctor", |name| test(&store, name));
+            assert_eq!(
+                outcome.map_err(|error| error.to_string()),
+                Err("no".to_owned())
+            );
+            assert!(store.list("doctor").unwrap().is_empty(), "{what}");
+        };
+        check("nothing was created", |_, _| Err(anyhow!("no")));
+        check("it was created", |store, name| {
+            store.create(name, Bytes::from_static(b"x"))?;
+            Err(anyhow!("no"))
+        });
+    }
+
+    #[test]
+    fn object_above_limit_is_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = ProfileStore::open(&format!("file://{}", directory.path().display())).unwrap();
+        store.create("x", Bytes::from_static(b"seven b")).unwrap();
+        assert_eq!(store.read("x", 7).unwrap(), "seven b");
+        let error = store.read("x", 6).unwrap_err().to_string();
+        assert!(
+            error.contains("x is too large: it has 7 bytes, and at most 6"),
+            "{error}"
+        );
+        // An agent that finds another's file there does not take it for an id.
+        let id = directory.path().join(ID_OBJECT);
+        std::fs::File::create(id).unwrap().set_len(3 << 30).unwrap();
+        let error = store.read_or_create_id().unwrap_err().to_string();
+        assert!(error.contains("store-id is too large"), "{error}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use memprof_host::client::Client;
 use memprof_messages::{ProfileKind, Profiling};
 
 use crate::heap::{Heap, read_heap};
-use crate::machine_info::MachineInfo;
+use crate::machine_info::{MachineInfo, read_resident_bytes};
 use crate::naming::Naming;
 use crate::policy::ServiceRule;
 use crate::process_profile::{ProcessProfile, ProfileContext};
@@ -142,16 +142,4 @@ fn ensure_sampling(client: &mut Client, rule: &ServiceRule) -> anyhow::Result<()
 fn expires_within(expiry: Option<&str>, time: Duration) -> bool {
     let expiry = expiry.and_then(|expiry| humantime::parse_rfc3339(expiry).ok());
     expiry.is_some_and(|expiry| expiry < SystemTime::now() + time)
-}
-
-/// Returns the resident memory of a process in bytes (proc(5), status). `None` if the process has ended, or the file
-/// has no valid value.
-pub(crate) fn read_resident_bytes(pid: u32) -> Option<i64> {
-    let status = std::fs::read(format!("/proc/{pid}/status")).ok()?;
-    let status = String::from_utf8_lossy(&status);
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kib: i64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
-    kib.checked_mul(1024)
 }

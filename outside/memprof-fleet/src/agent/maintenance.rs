@@ -61,8 +61,14 @@ impl Maintenance {
         }
         let (store, machine) = (Arc::clone(store), machine.to_owned());
         let run = move || compact_and_prune(&store, &machine, keep, Instant::now());
-        self.running = Some(thread::spawn(run));
-        None
+        // A lack of threads passes, and must not end the agent.
+        match thread::Builder::new().spawn(run) {
+            Ok(thread) => {
+                self.running = Some(thread);
+                None
+            }
+            Err(error) => Some(Err(anyhow!("failed to start a thread: {error}"))),
+        }
     }
 }
 

@@ -20,8 +20,8 @@ use super::{
 };
 use crate::config::Nats;
 use crate::error_log::ErrorLog;
+use crate::machine_info::read_resident_bytes;
 use crate::policy::hash_fraction;
-use crate::take_profile::read_resident_bytes;
 use crate::time::Uptime;
 
 /// Delay before a new connection to a server that failed.

@@ -8,13 +8,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
-use memprof_http::{ListenError, serve, with_access};
-use memprof_output::{USAGE, print_stderr, with_exit_code};
+use memprof_http::{serve, with_access};
+use memprof_output::print_stderr;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 
 use crate::args::ServeArgs;
 use crate::config::Config;
+use crate::listen_error::listen_error;
 use crate::store::ProfileStore;
 
 /// Most queries that run at the same time: each may use a core, and memory for an hour's samples.
@@ -34,7 +35,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let config = Config::read(&args.store)?;
     // An invalid URL is reported before the server starts.
     drop(ProfileStore::open(&config.store)?);
-    let (access, token) = args.listen.access_with_new_token().map_err(listen_error)?;
+    let access = args.listen.access_with_new_token();
+    let (access, token) = access.map_err(|error| listen_error(error, None))?;
     let state = ServerState {
         store: config.store,
         permits: Arc::new(Semaphore::new(MAX_QUERIES)),
@@ -63,12 +65,4 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     // A query that still runs must not delay the end of the program.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
-}
-
-/// Converts an error of listening. The error has exit code 2 if other machines could reach the address.
-fn listen_error(error: ListenError) -> anyhow::Error {
-    match error {
-        ListenError::Exposed(_) => with_exit_code(USAGE, error.to_string()),
-        error => error.into(),
-    }
 }
