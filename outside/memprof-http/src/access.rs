@@ -14,6 +14,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::base_url::BaseUrl;
 use crate::headers;
+use crate::page::is_page;
 use crate::peer::Peer;
 use crate::problem::{Problem, Result};
 use crate::token::Token;
@@ -254,19 +255,6 @@ fn foreign_origin_error() -> Problem {
     )
 }
 
-/// Returns whether `path`, without the base URL's path, is that of a page, which a link of another site may open: a GET
-/// of it changes nothing. Skips `/t/TOKEN`, which is there if the token was not removed, and `/host/PID`. The pages are
-/// listed because paths of other routes may end in a slash, too.
-fn is_page(path: &str) -> bool {
-    let page = ["/t/", "/host/"].into_iter().fold(path, |path, prefix| {
-        let rest = path.strip_prefix(prefix);
-        rest.map_or(path, |rest| {
-            rest.find('/').map_or("", |slash| &rest[slash..])
-        })
-    });
-    matches!(page, "/" | "/machine/" | "/debug/pprof/")
-}
-
 /// Returns the token in the header `Authorization: Bearer TOKEN`. `None` if the header is missing or malformed, or has
 /// another scheme.
 fn bearer_token(headers: &HeaderMap) -> Option<&str> {
@@ -352,34 +340,6 @@ mod tests {
         );
         check("///", "/");
         check("/a/%2F/b", "/a/%2F/b");
-    }
-
-    #[test]
-    fn links_of_other_sites_open_pages_alone() {
-        let check = |path: &str, expected| assert_eq!(is_page(path), expected, "{path}");
-        for page in [
-            "/",
-            "/host/7/",
-            "/machine/",
-            "/debug/pprof/",
-            "/host/7/debug/pprof/",
-            "/t/wrong/host/7/",
-        ] {
-            check(page, true);
-        }
-        for other in [
-            "",
-            "/host/7",
-            "/flags/je_prof_reset/",
-            "/host/7/flags/je_prof_active/",
-            "/pprof/heap/",
-            "/hotspots/heap/",
-            "/service/jemalloc/pprof/heap/",
-            "/host/7/host/8/",
-            "/t/wrong/pprof/heap/",
-        ] {
-            check(other, false);
-        }
     }
 
     #[test]

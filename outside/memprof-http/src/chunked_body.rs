@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::mem;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::thread;
 
 use axum::body::{Body, Bytes, HttpBody};
@@ -17,11 +17,12 @@ pub(crate) const CHUNK_BYTES: usize = 64 << 10;
 /// Most chunks that wait for a slow reader.
 const MAX_WAITING_CHUNKS: usize = 2;
 
-type Chunk = Result<Bytes>;
+/// Bytes of a body, or `None` for its end: a channel that closes without it is that of a thread that panicked.
+type Chunk = Result<Option<Bytes>>;
 
 /// Starts a thread that calls `write`, and returns a body that streams the written bytes. The thread waits while the
 /// client reads slowly. This function waits for the first chunk, so that it can still return an error of `write`; a
-/// later error breaks off the connection. Fails as overloaded if no thread can be started.
+/// later error or a panic breaks off the connection. Fails as overloaded if no thread can be started.
 pub(crate) async fn stream_body(
     write: impl FnOnce(&mut dyn Write) -> Result<()> + Send + 'static,
 ) -> Result<Body> {
@@ -33,15 +34,22 @@ pub(crate) async fn stream_body(
             sender,
         };
         let written = write(&mut out).and_then(|()| out.flush().map_err(write_error));
-        if let Err(problem) = written
-            && out.sender.blocking_send(Err(problem)).is_err()
-        {
+        if out.sender.blocking_send(written.map(|()| None)).is_err() {
             log::debug!("a reader left before the end");
         }
     });
     started.map_err(|error| Problem::overloaded(format!("no thread for the reply: {error}")))?;
-    let first = chunks.recv().await.transpose()?;
-    Ok(Body::new(ChunkBody { first, chunks }))
+    let first = chunks.recv().await.unwrap_or_else(|| Err(panic_error()))?;
+    Ok(Body::new(ChunkBody {
+        has_ended: first.is_none(),
+        first,
+        chunks,
+    }))
+}
+
+/// Returns the error for a thread that ended without the end of its body.
+fn panic_error() -> Problem {
+    Problem::internal("the work ended early: it panicked")
 }
 
 /// Returns the error for a failed write to the body.
@@ -72,7 +80,7 @@ impl Write for ChunkWriter {
             return Ok(());
         }
         let chunk = mem::replace(&mut self.chunk, Vec::with_capacity(CHUNK_BYTES));
-        let sent = self.sender.blocking_send(Ok(chunk.into()));
+        let sent = self.sender.blocking_send(Ok(Some(chunk.into())));
         sent.map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "the reader left"))
     }
 }
@@ -81,6 +89,7 @@ impl Write for ChunkWriter {
 struct ChunkBody {
     first: Option<Bytes>,
     chunks: mpsc::Receiver<Chunk>,
+    has_ended: bool,
 }
 
 impl HttpBody for ChunkBody {
@@ -94,10 +103,15 @@ impl HttpBody for ChunkBody {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(Frame::data(first))));
         }
-        self.chunks.poll_recv(context).map(|chunk| {
-            let frame = chunk?.map(Frame::data);
-            Some(frame.map_err(|problem| io::Error::other(problem.error.message)))
-        })
+        if self.has_ended {
+            return Poll::Ready(None);
+        }
+        let chunk = ready!(self.chunks.poll_recv(context));
+        let chunk = chunk.unwrap_or_else(|| Err(panic_error()));
+        self.has_ended = !matches!(chunk, Ok(Some(_)));
+        let frame = chunk.map(|chunk| chunk.map(Frame::data));
+        let frame = frame.map_err(|problem| io::Error::other(problem.error.message));
+        Poll::Ready(frame.transpose())
     }
 }
 
@@ -140,6 +154,24 @@ mod tests {
             };
             assert_eq!(fails(0).await.unwrap_err().error.message, "it is cut");
             let body = fails(3).await.unwrap();
+            assert!(to_bytes(body, usize::MAX).await.is_err());
+        });
+    }
+
+    #[test]
+    fn panic_is_no_end_of_a_body() {
+        run(async {
+            let panics = |after: usize| {
+                stream_body(move |out| {
+                    let piece = vec![b'x'; CHUNK_BYTES];
+                    (0..after)
+                        .try_for_each(|_| out.write_all(&piece))
+                        .map_err(write_error)?;
+                    panic!("of a test");
+                })
+            };
+            assert_eq!(panics(0).await.unwrap_err().kind(), "internal");
+            let body = panics(3).await.unwrap();
             assert!(to_bytes(body, usize::MAX).await.is_err());
         });
     }

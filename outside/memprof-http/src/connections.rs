@@ -24,6 +24,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest time for which a client may leave unread what is ready for it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Shortest of these timeouts.
+const SHORTEST_TIMEOUT: Duration = HEAD_TIMEOUT;
 /// Time that a client may take for a body, or to read, before it can be evicted. Clients that are not slow on
 /// purpose are faster, unless the machine is busy.
 const EVICTION_GRACE: Duration = Duration::from_millis(500);
@@ -203,15 +205,15 @@ impl ConnectionState {
     pub(crate) async fn wait_for_timeout_or_eviction(&self) {
         let timeout = async {
             loop {
-                // Without a deadline, check again after the shortest timeout: a deadline that is set meanwhile is not
-                // earlier.
-                let end = self
-                    .deadline()
-                    .unwrap_or_else(|| Instant::now() + HEAD_TIMEOUT);
-                if end <= Instant::now() {
+                let now = Instant::now();
+                let deadline = self.deadline();
+                if deadline.is_some_and(|deadline| deadline <= now) {
                     return;
                 }
-                sleep_until(end).await;
+                // A deadline that is set meanwhile may be earlier than this one, but not than that of a shortest timeout
+                // from now on.
+                let next_check = now + SHORTEST_TIMEOUT;
+                sleep_until(deadline.map_or(next_check, |deadline| deadline.min(next_check))).await;
             }
         };
         tokio::select! {
@@ -471,6 +473,48 @@ mod tests {
             },
             Some(30),
         );
+    }
+
+    #[test]
+    fn timeout_that_begins_during_another_one_is_on_time() {
+        // The second action comes after 10 s.
+        let check = |actions: [fn(&ConnectionState); 2], seconds: u64| {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_time()
+                .start_paused(true)
+                .build();
+            runtime.unwrap().block_on(async {
+                let client = ConnectionState::new(false);
+                let start = Instant::now();
+                actions[0](&client);
+                let later = async {
+                    sleep_until(start + Duration::from_secs(10)).await;
+                    actions[1](&client);
+                    std::future::pending::<()>().await;
+                };
+                tokio::select! {
+                    () = client.wait_for_timeout_or_eviction() => {}
+                    () = later => {}
+                }
+                assert_eq!(start.elapsed().as_secs(), seconds);
+            });
+        };
+        let nothing: fn(&ConnectionState) = |_| {};
+        let body = ConnectionState::record_body_wait;
+        let next_head = ConnectionState::record_next_head_wait;
+        let reads_nothing: fn(&ConnectionState) = |client| {
+            client.record_wait_end();
+            client.record_write(false);
+        };
+        check([body, nothing], 60);
+        check([body, next_head], 40);
+        check([body, reads_nothing], 40);
+        check([nothing, body], 70);
+        check([nothing, reads_nothing], 40);
+        check([next_head, body], 70);
+        check([reads_nothing, nothing], 30);
+        let timeouts = [HEAD_TIMEOUT, BODY_TIMEOUT, WRITE_TIMEOUT];
+        assert_eq!(timeouts.into_iter().min(), Some(SHORTEST_TIMEOUT));
     }
 
     /// Returns whether the server ends the connection now.

@@ -1,6 +1,5 @@
 //! Gateway to one host: calls it, and shares its running dump and its rendered reports between HTTP clients.
 
-use std::io::Read;
 use std::sync::Arc;
 
 use memprof_host::client::PassedFile;
@@ -248,16 +247,6 @@ impl Gateway {
             reply
         });
         Ok(reply.await??)
-    }
-}
-
-impl OpenDump {
-    /// Reads the whole dump into memory. Blocks.
-    pub(crate) fn read(mut self) -> Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        let read = self.file.read_to_end(&mut bytes);
-        read.map_err(|error| Problem::internal(format!("the dump: {error}")))?;
-        Ok(bytes)
     }
 }
 

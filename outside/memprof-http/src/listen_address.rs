@@ -23,6 +23,9 @@ pub enum ListenAddressError {
     /// The port is missing, or above 65535.
     #[error("it has no port from 0 to 65535: valid are HOST:PORT, :PORT and PORT")]
     Port,
+    /// A colon is in the name: it is an IPv6 address, whose end could also be the port.
+    #[error("it has more than one colon: an IPv6 address needs brackets, such as [::1]:7070")]
+    Brackets,
     /// The name is unknown to the resolver.
     #[error("failed to look up {0:?}: {1}")]
     Lookup(String, #[source] io::Error),
@@ -32,8 +35,8 @@ impl FromStr for ListenAddress {
     type Err = ListenAddressError;
 
     /// Parses `HOST:PORT`, where HOST is a name or an address. `PORT` alone means 127.0.0.1, and `:PORT` all addresses
-    /// of IPv4. Looks up a name, which blocks; its first address counts. Fails if the port is missing or invalid, or
-    /// the lookup finds no address.
+    /// of IPv4. Looks up a name, which blocks; its first address counts. Fails if the port is missing or invalid, an
+    /// address of IPv6 has no brackets, or the lookup finds no address.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if let Ok(socket) = text.parse::<SocketAddr>() {
             return Ok(socket.into());
@@ -43,6 +46,9 @@ impl FromStr for ListenAddress {
             Some(("", port)) => (None, port),
             Some((host, port)) => (Some(host), port),
         };
+        if host.is_some_and(|host| host.contains(':') && !host.starts_with('[')) {
+            return Err(ListenAddressError::Brackets);
+        }
         let port: u16 = port.parse().map_err(|_| ListenAddressError::Port)?;
         let Some(host) = host else {
             return Ok(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into());
@@ -113,7 +119,14 @@ mod tests {
         check("localhost:", "it has no port");
         check("127.0.0.1", "it has no port");
         check("65536", "it has no port");
-        check("a:b:7070", "failed to look up \"a:b\"");
+        for address in ["::1:7070", ":::7070", "::1", "fe80::1%lo:7070", "a:b:7070"] {
+            check(
+                address,
+                "it has more than one colon: an IPv6 address needs brackets",
+            );
+        }
+        check("[::1]", "it has no port");
+        check("[::1%lo]:7070", "failed to look up");
         check("no-such-host.invalid:7070", "failed to look up");
     }
 }

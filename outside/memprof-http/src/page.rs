@@ -1,4 +1,4 @@
-//! Serves the files of the web page, from `page/`.
+//! Serves the files of the web page, from `page/`, and knows the paths of all pages.
 
 use axum::Router;
 use axum::extract::Path;
@@ -113,4 +113,50 @@ fn add_file_routes<S: Clone + Send + Sync + 'static>(
     files.iter().fold(router, |router, (path, kind, text)| {
         router.route(path, text_route(kind, text))
     })
+}
+
+/// Returns whether `path`, without the base URL's path, is that of a page, which a link of another site may open: a GET
+/// of it changes nothing. Skips `/t/TOKEN`, which is there if the token was not removed, and `/host/PID`. The pages are
+/// listed because paths of other routes may end in a slash, too.
+pub(crate) fn is_page(path: &str) -> bool {
+    let page = ["/t/", "/host/"].into_iter().fold(path, |path, prefix| {
+        let rest = path.strip_prefix(prefix);
+        rest.map_or(path, |rest| {
+            rest.find('/').map_or("", |slash| &rest[slash..])
+        })
+    });
+    matches!(page, "/" | "/machine/" | "/debug/pprof/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_of_other_sites_open_pages_alone() {
+        let check = |path: &str, expected| assert_eq!(is_page(path), expected, "{path}");
+        for page in [
+            "/",
+            "/host/7/",
+            "/machine/",
+            "/debug/pprof/",
+            "/host/7/debug/pprof/",
+            "/t/wrong/host/7/",
+        ] {
+            check(page, true);
+        }
+        for other in [
+            "",
+            "/host/7",
+            "/flags/je_prof_reset/",
+            "/host/7/flags/je_prof_active/",
+            "/pprof/heap/",
+            "/hotspots/heap/",
+            "/service/jemalloc/pprof/heap/",
+            "/host/7/host/8/",
+            "/t/wrong/pprof/heap/",
+        ] {
+            check(other, false);
+        }
+    }
 }

@@ -1,12 +1,12 @@
 //! Renders dumps as reports.
 
-use std::io::BufReader;
+use std::io::{BufRead, BufReader, Cursor};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::{Body, Bytes};
 use axum::response::Response;
 use memprof_messages::DumpId;
-use memprof_report::{ErrorKind, Format, Input, LabelUsage, Limits, Options, Sources};
+use memprof_report::{Error, ErrorKind, Format, Input, LabelUsage, Limits, Options, Sources};
 use tokio::sync::Semaphore;
 
 use crate::chunked_body;
@@ -15,8 +15,9 @@ use crate::gateway::{Gateway, HostProcess, OpenDump, run_blocking, unknown_dump_
 use crate::problem::{Problem, Result};
 use crate::report_query::ReportQuery;
 
-/// Most bytes of an upload after decompression.
-const MAX_UPLOAD_BYTES: u64 = 256 << 20;
+/// Most bytes of a dump that is rendered, after decompression: a client uploads any bytes, and a host passes any file. A
+/// dump of memprof's sampler has some MiB.
+const MAX_DUMP_BYTES: u64 = 256 << 20;
 
 impl ReportQuery {
     /// Takes a dump, which the host keeps, and renders it. Of several allocators, only the largest one's file is
@@ -113,7 +114,8 @@ pub(crate) async fn usage_by_label(
         let dump = host.open_kept_dump(id).await?.file;
         with_render_permit(move || {
             let mut dump = BufReader::with_capacity(chunked_body::CHUNK_BYTES, dump);
-            let usage = memprof_report::usage_by_label(&mut dump, &Limits::default(), max)?;
+            let usage = memprof_report::usage_by_label(&mut dump, &dump_limits(), max);
+            let usage = usage.map_err(report_problem)?;
             let json = serde_json::to_vec(&usage);
             json.map(Bytes::from)
                 .map_err(|error| Problem::internal(error.to_string()))
@@ -146,9 +148,12 @@ pub(crate) async fn stream_as_tcmalloc(host: &Gateway, dump: OpenDump) -> Result
             name: "dump",
             bytes: &mut bytes,
         };
-        let named =
-            memprof_report::read_profile(input, Some(&sources), &Options::default(), &|_, _| {})?;
-        Ok(named.allocator_addresses())
+        let options = Options {
+            limits: dump_limits(),
+            ..Options::default()
+        };
+        let named = memprof_report::read_profile(input, Some(&sources), &options, &|_, _| {});
+        Ok(named.map_err(report_problem)?.allocator_addresses())
     })
     .await?;
     chunked_body::stream_body(move |out| {
@@ -178,31 +183,71 @@ pub(crate) async fn stream_dump(dump: OpenDump) -> Result<Body> {
 /// `invalid_argument` if the dump cannot be read.
 pub(crate) async fn render_uploaded_flamegraph(host: &Gateway, dump: Bytes) -> Result<Response> {
     let process = host.process_ids().await?;
-    let dump = LoadedDump {
+    let dump = ReadableDump {
         origin: DumpOrigin {
             id: "upload".to_owned(),
             taken: String::new(),
             // As a dump of the host's process, so that the binaries of the process are read.
             pid: process.pid,
         },
-        bytes: dump,
+        bytes: Box::new(Cursor::new(dump)),
     };
     let options = Options {
         format: Format::Flamegraph,
-        limits: Limits {
-            bytes: MAX_UPLOAD_BYTES,
-            ..Limits::default()
-        },
         ..Options::default()
     };
-    let result =
-        with_render_permit(move || render_loaded_dump(&dump, None, process, options)).await;
-    // The dump is the client's, so an unreadable one is an invalid request.
-    let svg = result.map_err(|problem| match problem.kind() {
-        "internal" => Problem::invalid(problem.error.message),
-        _ => problem,
-    })?;
-    Ok(FileFormat::from_name("flamegraph")?.reply("upload", svg))
+    let svg = with_render_permit(move || {
+        render_dump(dump, None, process, options).map_err(upload_problem)
+    });
+    Ok(FileFormat::from_name("flamegraph")?.reply("upload", svg.await?))
+}
+
+/// Converts an error of a report on an uploaded dump. The dump is the client's, so an unreadable one is an invalid
+/// request; other errors are the server's.
+fn upload_problem(error: Error) -> Problem {
+    let is_clients = is_input_error(&error);
+    let problem = report_problem(error);
+    match is_clients {
+        true => Problem::invalid(problem.error.message),
+        false => problem,
+    }
+}
+
+/// Returns whether the cause of an error is in the bytes of the dump.
+fn is_input_error(error: &Error) -> bool {
+    match error {
+        Error::Input { source, .. } => is_input_error(source),
+        Error::Line { .. }
+        | Error::Truncated { .. }
+        | Error::Unrecognised { .. }
+        | Error::Pprof { .. }
+        | Error::Limit { .. }
+        | Error::Overflow { .. } => true,
+        _ => false,
+    }
+}
+
+/// Converts an error of a report. The error of a dump that is too large gets a remedy. Options that contradict each
+/// other or do not fit the dump are a conflict: each parameter was valid when it was parsed.
+fn report_problem(error: Error) -> Problem {
+    let is_limit = match &error {
+        Error::Input { source, .. } => matches!(**source, Error::Limit { .. }),
+        error => matches!(error, Error::Limit { .. }),
+    };
+    match error.kind() {
+        ErrorKind::Usage => Problem::contradiction(error.to_string()),
+        _ if is_limit => Problem::from(error)
+            .remedy("GET /api/v1/dumps/ID?format=heap, and read that with `memprof report FILE`"),
+        _ => error.into(),
+    }
+}
+
+/// Returns the limits within which dumps of hosts and clients are read.
+fn dump_limits() -> Limits {
+    Limits {
+        bytes: MAX_DUMP_BYTES,
+        ..Limits::default()
+    }
 }
 
 /// Name, time and process of a dump, as its report shows them.
@@ -242,19 +287,20 @@ impl PendingDump {
         Ok(Self { origin, dump })
     }
 
-    /// Reads the whole dump into memory. Blocks.
-    fn read(self) -> Result<LoadedDump> {
-        Ok(LoadedDump {
+    /// Returns the dump with a reader of its file.
+    fn into_readable(self) -> ReadableDump {
+        let file = BufReader::with_capacity(chunked_body::CHUNK_BYTES, self.dump.file);
+        ReadableDump {
             origin: self.origin,
-            bytes: self.dump.read()?.into(),
-        })
+            bytes: Box::new(file),
+        }
     }
 }
 
-/// A dump with its bytes.
-struct LoadedDump {
+/// A dump that is read while it is parsed.
+struct ReadableDump {
     origin: DumpOrigin,
-    bytes: Bytes,
+    bytes: Box<dyn BufRead + Send>,
 }
 
 /// Permits to render: each report needs a multiple of its dump in memory, and a core.
@@ -298,43 +344,124 @@ async fn render_dump_when_permitted(
 ) -> Result<Bytes> {
     let process = host.process_ids().await?;
     with_render_permit(move || {
-        let base = base.map(PendingDump::read).transpose()?;
-        render_loaded_dump(&dump.read()?, base.as_ref(), process, options)
+        let base = base.map(PendingDump::into_readable);
+        let report = render_dump(dump.into_readable(), base, process, options);
+        report.map_err(report_problem)
     })
     .await
 }
 
-/// Renders `dump`; if there is a `base`, subtracts that dump. Reads the binaries of `process` only if the dump is of
-/// this process. Fails with status 409 if the options contradict each other or do not fit the dump. Blocks.
-fn render_loaded_dump(
-    dump: &LoadedDump,
-    base: Option<&LoadedDump>,
+/// Reads and renders `dump`, up to [`MAX_DUMP_BYTES`] (256 MiB); if there is a `base`, subtracts that dump. Reads the
+/// binaries of `process` only if the dump is of this process. Blocks.
+fn render_dump(
+    mut dump: ReadableDump,
+    mut base: Option<ReadableDump>,
     process: HostProcess,
     mut options: Options,
-) -> Result<Bytes> {
+) -> std::result::Result<Bytes, Error> {
+    options.limits = dump_limits();
     options.time_nanos = dump_time_nanos(&dump.origin);
-    options.base_time_nanos = base.map_or(0, |base| dump_time_nanos(&base.origin));
+    options.base_time_nanos = base
+        .as_ref()
+        .map_or(0, |base| dump_time_nanos(&base.origin));
     // The binaries of a running process symbolize only its own dumps.
     let is_own = dump.origin.pid == process.pid;
     let sources = Sources::for_process(process.visible_pid.filter(|_| is_own));
-    let mut bytes = &dump.bytes[..];
     let input = Input {
         name: &dump.origin.id,
-        bytes: &mut bytes,
+        bytes: &mut dump.bytes,
     };
-    let mut base_bytes = base.map(|base| &base.bytes[..]);
-    let base = base.zip(base_bytes.as_mut()).map(|(base, bytes)| Input {
+    let base = base.as_mut().map(|base| Input {
         name: &base.origin.id,
-        bytes,
+        bytes: &mut base.bytes,
     });
     let mut out = Vec::new();
     let sources = std::slice::from_ref(&sources);
-    memprof_report::write_report(input, base, sources, &options, &|_, _| {}, &mut out).map_err(
-        |error| match error.kind() {
-            // Each parameter was valid when it was parsed.
-            ErrorKind::Usage => Problem::contradiction(error.to_string()),
-            _ => error.into(),
-        },
-    )?;
+    memprof_report::write_report(input, base, sources, &options, &|_, _| {}, &mut out)?;
     Ok(out.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, Read};
+
+    use super::*;
+
+    #[test]
+    fn only_a_bad_upload_is_an_invalid_request() {
+        let check = |error: Error, expected: &str| {
+            let wrapped = |source| Error::Input {
+                name: "upload".to_owned(),
+                source: Box::new(source),
+            };
+            let text = error.to_string();
+            let problem = upload_problem(wrapped(error));
+            assert_eq!(problem.kind(), expected, "{text}");
+            assert!(problem.error.message.contains(&text), "{problem:?}");
+        };
+        let problem = || "x".to_owned();
+        check(Error::Truncated { problem: problem() }, "invalid_argument");
+        check(Error::Unrecognised { found: problem() }, "invalid_argument");
+        check(Error::Pprof { problem: problem() }, "invalid_argument");
+        check(Error::Overflow { problem: problem() }, "invalid_argument");
+        let (what, limit) = ("bytes", MAX_DUMP_BYTES);
+        check(Error::Limit { what, limit }, "invalid_argument");
+        let (format, line) = ("heap dump", 1);
+        check(
+            Error::Line {
+                format,
+                line,
+                problem: problem(),
+            },
+            "invalid_argument",
+        );
+        check(Error::Empty { reason: problem() }, "empty");
+        let act = "read a binary".to_owned();
+        let source = io::ErrorKind::OutOfMemory.into();
+        check(Error::Io { act, source }, "internal");
+    }
+
+    /// Endless lines of threads, which are not stored. Fails after so many bytes.
+    struct EndlessThreads(u64);
+
+    impl Read for EndlessThreads {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let name = "x".repeat(60 << 10);
+            let line = format!("  t0: 1: 8 [0: 0] {name}\n").into_bytes();
+            let read = line.len().min(buffer.len());
+            assert_eq!(read, line.len(), "the buffer has place for a line");
+            buffer[..read].copy_from_slice(&line);
+            let rest = self.0.checked_sub(read as u64);
+            self.0 = rest.ok_or(io::ErrorKind::OutOfMemory)?;
+            Ok(read)
+        }
+    }
+
+    #[test]
+    fn dump_of_any_length_is_not_read() {
+        let head = &b"heap_v2/524288\n  t*: 1: 8 [0: 0]\n"[..];
+        let file = head.chain(EndlessThreads(MAX_DUMP_BYTES + (1 << 20)));
+        let dump = ReadableDump {
+            origin: DumpOrigin {
+                id: "d".to_owned(),
+                taken: String::new(),
+                pid: 7,
+            },
+            bytes: Box::new(BufReader::with_capacity(chunked_body::CHUNK_BYTES, file)),
+        };
+        let process = HostProcess {
+            pid: 7,
+            visible_pid: None,
+        };
+        let error = render_dump(dump, None, process, Options::default()).unwrap_err();
+        let problem = report_problem(error);
+        assert_eq!(
+            (problem.kind(), &*problem.error.message),
+            (
+                "internal",
+                "d: the input passes the limit of 268435456 bytes"
+            )
+        );
+        assert!(problem.error.remedy.contains("memprof report"));
+    }
 }

@@ -18,6 +18,8 @@ use crate::request_host::{RequestHost, SharedHosts};
 pub(super) const MAX_BODY_BYTES: usize = 4 << 20;
 /// Bytes of memory per byte of a list of addresses, each of which becomes a stack of its own.
 const MEMORY_PER_BYTE: u64 = 80;
+/// Most bytes of a dump's mappings. Linux allows a process 65,530 of them by default, each with a path.
+const MAX_MAPS_BYTES: u64 = 64 << 20;
 /// Line of a dump before the mappings of its process.
 const MAPS: &str = "MAPPED_LIBRARIES:\n";
 
@@ -105,18 +107,30 @@ fn parse_addresses(body: &[u8]) -> Result<Vec<u64>> {
 }
 
 /// Reads the end of a dump, which describes its process: the mappings, and comments with build ids. Empty if the dump
-/// has no mappings.
+/// has no mappings. Fails if the end has more than [`MAX_MAPS_BYTES`] (64 MiB).
 fn read_maps(dump: impl Read) -> io::Result<Vec<u8>> {
     let mut lines = BufReader::new(dump);
     let mut line = Vec::new();
     while line != MAPS.as_bytes() {
+        // A longer line is another one, and may be of any length.
+        if line.last().is_some_and(|last| *last != b'\n') {
+            lines.skip_until(b'\n')?;
+        }
         line.clear();
-        if lines.read_until(b'\n', &mut line)? == 0 {
+        let mut start = lines.by_ref().take(MAPS.len() as u64);
+        if start.read_until(b'\n', &mut line)? == 0 {
             break;
         }
     }
     let mut maps = Vec::new();
-    lines.read_to_end(&mut maps)?;
+    // One byte above the limit shows that there are too many.
+    lines.take(MAX_MAPS_BYTES + 1).read_to_end(&mut maps)?;
+    if maps.len() as u64 > MAX_MAPS_BYTES {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("its mappings have more than {MAX_MAPS_BYTES} bytes"),
+        ));
+    }
     Ok(maps)
 }
 
@@ -186,6 +200,31 @@ mod tests {
             "1-2 r-xp\n# a: b\n",
         );
         check("heap_v2/1\n\nMAPPED_LIBRARIES:\n", "");
+        check("heap_v2/1\n\nMAPPED_LIBRARIES:", "");
+        check("x MAPPED_LIBRARIES:\nMAPPED_LIBRARIES:\n1\n", "1\n");
+        check("eighteen  letters MAPPED_LIBRARIES:\n1\n", "");
+        check("MAPPED_LIBRARIES: x\n1\n", "");
+    }
+
+    /// Reader of endless bytes `x`, which fails after so many.
+    struct Endless(u64);
+
+    impl Read for Endless {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            buffer.fill(b'x');
+            let read = buffer.len() as u64;
+            self.0 = self.0.checked_sub(read).ok_or(io::ErrorKind::OutOfMemory)?;
+            Ok(buffer.len())
+        }
+    }
+
+    #[test]
+    fn maps_of_any_length_are_not_read() {
+        let endless = || Endless(MAX_MAPS_BYTES + (1 << 20));
+        let error = read_maps(MAPS.as_bytes().chain(endless())).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+        let maps = read_maps(endless().take(MAX_MAPS_BYTES).chain(&b"\n"[..])).unwrap();
+        assert!(maps.is_empty());
     }
 
     #[test]

@@ -147,6 +147,7 @@ impl Job {
                 };
                 self.end = Some((state, self.start.elapsed()));
             }
+            // It was reaped elsewhere (waitpid(2), ECHILD): its pid may be another process's, which must not be killed.
             Err(_) => self.end = Some((JobState::Failed, self.start.elapsed())),
         }
     }
@@ -225,9 +226,9 @@ impl Job {
         }
     }
 
-    /// Returns the text of the command for the page: the lines of its messages, without phrases that only fit a
-    /// terminal, and the limit that it exceeded, if any. If a command without a page is done, its standard output comes
-    /// first.
+    /// Returns the text that the web page shows for this job: the end of the command's messages, and the limit that it
+    /// exceeded, if any. For a finished command whose result is no page of its own, the end of its standard output comes
+    /// first. Phrases that only fit a terminal are removed.
     fn message_text(&self, state: JobState) -> String {
         let mut text = read_last_text(&self.messages);
         if !self.action.has_page() && state == JobState::Done {

@@ -77,6 +77,8 @@ fn run_list_command(command: &mut Command, limit: Duration) -> Result<Vec<u8>> {
         .map_err(failed)?;
     let start = Instant::now();
     let status = loop {
+        // Fails only if the child was reaped elsewhere (waitpid(2), ECHILD): its pid may be another process's, which must
+        // not be killed.
         match child.try_wait().map_err(failed)? {
             Some(status) => break status,
             None if start.elapsed() < limit => thread::sleep(POLL_PAUSE),

@@ -47,9 +47,10 @@ fn profiler_off_error(profiler: &str, problem: &Problem) -> Response {
     (StatusCode::FORBIDDEN, [TEXT], body).into_response()
 }
 
-/// Renders the kept dump in the parameter `view` or, without it, a new dump that is taken with the arguments `kind`. If
-/// the query has the parameter `base`, the kept dump with that id is subtracted. `display_type` selects the format: by
-/// default a graph for graphviz, which scripts pipe to dot. For an unknown format, replies with brpc's error.
+/// Renders the kept dump in the parameter `view` or, without it, a new dump that is taken with the arguments `kind`. Of
+/// the dumps of several allocators, renders the largest, because a page of brpc shows one. If the query has the
+/// parameter `base`, the kept dump with that id is subtracted. `display_type` selects the format: by default a graph
+/// for graphviz, which scripts pipe to dot. For an unknown format, replies with brpc's error.
 async fn serve_report(
     host: &Gateway,
     query: &QueryParameters,
