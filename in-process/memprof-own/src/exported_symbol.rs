@@ -6,7 +6,8 @@ use std::ptr::NonNull;
 
 /// Looks up a name among the symbols that a loaded object itself exports. Calls none of the loader's functions: a
 /// dlopen(3) of an object that the program started with would run its constructors, if the program has not yet.
-/// `None` if the object does not export the name, or was linked with `--hash-style=sysv` alone.
+/// `None` if the object does not export the name, exports it as an indirect function (IFUNC), whose address only its
+/// resolver knows, or was linked with `--hash-style=sysv` alone.
 ///
 /// # Safety
 /// `object` is an entry that `dl_iterate_phdr(3)` passes to a callback, which is running.
@@ -18,6 +19,9 @@ pub unsafe fn find_exported_symbol(
     // SAFETY: the caller promises that `object` is an entry of the loader's list.
     let object = unsafe { crate::imports::Object::from_list_entry(object) }?;
     let definition = object.find_definition_in_any_version(name)?;
+    if definition.is_indirect() {
+        return None;
+    }
     NonNull::new(std::ptr::with_exposed_provenance_mut(definition.address))
 }
 
@@ -36,8 +40,8 @@ mod tests {
 
     use super::*;
 
-    /// Addresses of `getpid` and of an unknown name in each loaded object.
-    type Found = Vec<[Option<NonNull<c_void>>; 2]>;
+    /// Addresses of `getpid`, of an unknown name and of an indirect function in each loaded object.
+    type Found = Vec<[Option<NonNull<c_void>>; 3]>;
 
     unsafe extern "C" fn look_up(
         object: *mut libc::dl_phdr_info,
@@ -46,7 +50,7 @@ mod tests {
     ) -> c_int {
         // SAFETY: dl_iterate_phdr(3): the entry is valid during the call.
         let object = unsafe { &*object };
-        let addresses = [c"getpid", c"no_object_has_this"].map(|name| {
+        let addresses = [c"getpid", c"no_object_has_this", c"strlen"].map(|name| {
             // SAFETY: dl_iterate_phdr(3) calls this with an entry of the list.
             unsafe { find_exported_symbol(object, name) }
         });
@@ -60,7 +64,7 @@ mod tests {
         let mut found = Found::new();
         // SAFETY: dl_iterate_phdr(3) calls `look_up` synchronously with this list.
         unsafe { libc::dl_iterate_phdr(Some(look_up), (&raw mut found).cast()) };
-        let getpid: Vec<_> = found.iter().filter_map(|[getpid, _]| *getpid).collect();
+        let getpid: Vec<_> = found.iter().filter_map(|[getpid, ..]| *getpid).collect();
         let expected = libc::getpid as *const () as usize;
         assert_eq!(
             getpid
@@ -69,6 +73,7 @@ mod tests {
                 .collect::<Vec<_>>(),
             [expected]
         );
-        assert!(found.iter().all(|[_, unknown]| unknown.is_none()));
+        let mut others = found.iter().flat_map(|[_, others @ ..]| others);
+        assert!(others.all(Option::is_none));
     }
 }

@@ -74,10 +74,11 @@ impl ForkGuard {
         }
         for _ in 0..MAX_POLLS {
             READERS.fetch_add(1, SeqCst);
+            let guard = Self(());
             if FORKS.load(SeqCst) == 0 {
-                return Self(());
+                return guard;
             }
-            READERS.fetch_sub(1, SeqCst);
+            drop(guard);
             thread::sleep(POLL_INTERVAL);
         }
         READERS.fetch_add(1, SeqCst);

@@ -100,7 +100,7 @@ fn count_early_end(end: WalkEnd, is_cut: bool, last: usize) {
             EarlyEndReason::TooManyFrames => None,
             _ => object_start(last.wrapping_sub(1)),
         };
-        TABLE.count(reason, object);
+        TABLE.count_sample(reason, object);
     }
 }
 
@@ -128,7 +128,7 @@ impl EarlyEndTable {
 
     /// Counts a sample whose stack ended in the object that starts at `object`, or in no object (`None`). If no cell is
     /// free for the object, the sample counts as in no object. If that has no cell either, the sample is not counted.
-    fn count(&self, reason: EarlyEndReason, object: Option<usize>) {
+    fn count_sample(&self, reason: EarlyEndReason, object: Option<usize>) {
         // The index begins at 1, because the key 0 marks a free cell.
         let index = reason as usize + 1;
         let own = object.unwrap_or(0) & !REASON_MASK | index;
@@ -193,8 +193,8 @@ mod tests {
         assert_eq!(TABLE.iter().count(), 0);
         for reason in EarlyEndReason::ALL {
             for object in [None, Some(0x7000), Some(0x9000)] {
-                TABLE.count(reason, object);
-                TABLE.count(reason, object);
+                TABLE.count_sample(reason, object);
+                TABLE.count_sample(reason, object);
                 let mut all = TABLE.iter();
                 let found = all.find(|each| each.reason == reason && each.object == object);
                 assert_eq!(
@@ -206,7 +206,7 @@ mod tests {
         }
         // More objects than cells: all samples are counted.
         for object in 1..1000 {
-            TABLE.count(EarlyEndReason::UnknownCode, Some(object << 12));
+            TABLE.count_sample(EarlyEndReason::UnknownCode, Some(object << 12));
         }
         let all: Vec<_> = TABLE.iter().map(|each| each.samples).collect();
         assert_eq!(all.iter().sum::<u64>(), 30 + 999);

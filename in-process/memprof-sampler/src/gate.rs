@@ -20,13 +20,13 @@ impl Gate {
         !self.is_closed.load(Acquire)
     }
 
-    /// Closes the gate for hooks that claim a cell from now on. Does not wait for those that have passed.
+    /// Closes the gate: a hook that checks it from now on does not pass. Does not wait for those that have passed.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, SeqCst);
         fence(SeqCst);
     }
 
-    /// Opens the gate again for hooks that claim a cell from now on.
+    /// Opens the gate again: a hook that checks it from now on passes.
     pub(crate) fn open(&self) {
         self.is_closed.store(false, Release);
     }

@@ -93,59 +93,62 @@ static SLOT_COUNT: AtomicUsize = AtomicUsize::new(0);
 pub fn malloc_address() -> Option<usize> {
     let mut found = None;
     for_each_object(&mut |object| found = found.or_else(|| object.definition(c"malloc")));
-    found
+    // SAFETY: the object is the C library, or comes before it in the loader's list. So the loader relocated it before
+    // the program began, and never unloads it.
+    unsafe { found?.resolve_function() }
 }
 
 impl GotSlots {
     /// Finds the provider of `malloc`, and stores the addresses of its functions in the hooks. Also finds the loader's
     /// functions to hook, and memprof's own code. If the tally is enabled, checks whether glibc's chunk headers give
-    /// block sizes. `None` if no object defines `malloc`, or if the kernel has no memory for the list of slots.
+    /// block sizes. `None` if no object defines `malloc`, if the first that does defines a variable of that name, or if
+    /// the kernel has no memory for the list of slots.
     pub fn find() -> Option<Self> {
-        let mut provider = None;
-        let mut is_glibc = false;
-        let mut provider_code = 0..0;
-        let mut entries = None;
-        let mut hooks = hooks();
+        let mut found = None;
         let own_function = Self::find as *const () as usize;
         for_each_object(&mut |object| {
             if object.code.contains(&own_function) {
                 set_own_code(&object.code);
             }
-            loader_calls::set_originals(|name| object.definition(name));
-            if provider.is_some() {
-                return;
-            }
-            let Some(malloc) = object.definition(c"malloc") else {
-                return;
-            };
-            provider = Some(MallocProvider {
-                malloc,
-                is_program: object.path().is_empty(),
+            loader_calls::set_originals(|name| {
+                let definition = object.definition(name)?;
+                Some(definition.direct_function())
             });
-            tally::set_usable_size_function(object.definition(c"malloc_usable_size"));
-            let is_libc = object.is_libc();
-            entries = find_complete_entries(&object, &hooks);
-            for hook in &mut hooks {
-                // glibc's reallocarray calls glibc's realloc through a slot. With both hooked, a call would count
-                // twice. Hooks of patched entry points avoid this: the outer one pauses the count.
-                let is_hookable = !is_libc || entries.is_some() || hook.name != c"reallocarray";
-                let definition = is_hookable.then(|| object.definition(hook.name)).flatten();
-                hook.definition = definition.unwrap_or(0);
-                // Stored once, because other threads may be calling the hook. If it stored `definition` first, a
-                // patched function would jump to its hook, and the hook back to the function.
-                let original = match &entries {
-                    Some(entries) if hook.definition != 0 => entries.call_address(hook.definition),
-                    _ => hook.definition,
-                };
-                hook.original.store(original, Relaxed);
-            }
-            is_glibc = is_libc;
-            if !is_libc {
-                provider_code = object.code;
+            if found.is_none() && object.definition(c"malloc").is_some() {
+                found = Some(object);
             }
         });
-        let provider: MallocProvider = provider?;
-        if is_glibc && tally::is_enabled() {
+        let object = found?;
+        // Not during the visit: resolvers of indirect functions are foreign code, and must not run under the lock of
+        // the loader's list.
+        let function = |name: &CStr| {
+            let definition = object.definition(name)?;
+            // SAFETY: as in `malloc_address`.
+            unsafe { definition.resolve_function() }
+        };
+        let provider = MallocProvider {
+            malloc: function(c"malloc")?,
+            is_program: object.path().is_empty(),
+        };
+        tally::set_usable_size_function(function(c"malloc_usable_size"));
+        let mut hooks = hooks();
+        let is_libc = object.is_libc();
+        let entries = find_complete_entries(hooks.iter().filter_map(|hook| function(hook.name)));
+        for hook in &mut hooks {
+            // glibc's reallocarray calls glibc's realloc through a slot. With both hooked, a call would count
+            // twice. Hooks of patched entry points avoid this: the outer one pauses the count.
+            let is_hookable = !is_libc || entries.is_some() || hook.name != c"reallocarray";
+            let definition = is_hookable.then(|| function(hook.name)).flatten();
+            hook.definition = definition.unwrap_or(0);
+            // Stored once, because other threads may be calling the hook. If it stored `definition` first, a
+            // patched function would jump to its hook, and the hook back to the function.
+            let original = match &entries {
+                Some(entries) if hook.definition != 0 => entries.call_address(hook.definition),
+                _ => hook.definition,
+            };
+            hook.original.store(original, Relaxed);
+        }
+        if is_libc && tally::is_enabled() {
             probe_chunk_headers(&hooks);
         }
         if SLOTS.load(Acquire).is_null() {
@@ -155,7 +158,7 @@ impl GotSlots {
             provider,
             hooks,
             loader_hooks: loader_calls::hooks(),
-            provider_code,
+            provider_code: if is_libc { 0..0 } else { object.code },
             entries,
         })
     }
@@ -290,7 +293,7 @@ impl GotSlots {
     /// Returns whether an object other than the C library defines a `malloc` different from the sampled one.
     fn defines_another_malloc(&self, object: &ElfObject) -> bool {
         let malloc = object.definition(c"malloc");
-        malloc.is_some_and(|malloc| malloc != self.provider.malloc) && !object.is_libc()
+        malloc.is_some_and(|malloc| malloc.address != self.provider.malloc) && !object.is_libc()
     }
 
     /// Finds the hook of a function by name: of one of the allocator's or of the loader's. `None` if memprof does not
@@ -355,12 +358,11 @@ impl GotSlots {
     }
 }
 
-/// Finds an object's patched entry points. `None` if none is patched, or if only some are, because memprof-attach was
-/// killed. If only some are, disables their hooks: memprof then patches GOT slots, whose hooks call these functions,
-/// and each call would count twice.
-fn find_complete_entries(object: &ElfObject, hooks: &[Hook]) -> Option<PatchedEntries> {
-    let mut definitions = hooks.iter().filter_map(|hook| object.definition(hook.name));
-    let entries = definitions.find_map(PatchedEntries::find)?;
+/// Finds the patched entry points among an object's `functions`. `None` if none is patched, or if only some are,
+/// because memprof-attach was killed. If only some are, disables their hooks: memprof then patches GOT slots, whose
+/// hooks call these functions, and each call would count twice.
+fn find_complete_entries(mut functions: impl Iterator<Item = usize>) -> Option<PatchedEntries> {
+    let entries = functions.find_map(PatchedEntries::find)?;
     let is_complete = entries.is_complete();
     if !is_complete {
         entries.disable(None);
@@ -400,14 +402,65 @@ fn holds_allocator_function(
     let is_unbound = || {
         let is_inside = slot.may_be_lazy && object.code.contains(&value);
         let own = object.definition(hook.name);
-        is_inside && (own.is_none_or(|own| own == original) || object.is_libc())
+        is_inside && (own.is_none_or(|own| own.address == original) || object.is_libc())
     };
     value == original || is_unbound()
 }
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
+    use std::process::Command;
+    use std::string::String;
+    use std::{env, format, fs, process};
+
     use super::*;
+
+    /// Library whose `malloc` is an indirect function (IFUNC).
+    const INDIRECT_MALLOC: &str = "
+        #include <stddef.h>
+        void *__libc_malloc(size_t);
+        void __libc_free(void *);
+        static void *chosen(size_t size) { return __libc_malloc(size); }
+        static void *(*choose(void))(size_t) { return chosen; }
+        void *malloc(size_t size) __attribute__((ifunc(\"choose\")));
+        void free(void *block) { __libc_free(block); }
+    ";
+
+    #[test]
+    fn indirect_malloc_is_the_function_that_its_resolver_chooses() {
+        const IS_PRELOADED: &str = "INDIRECT_MALLOC_IS_PRELOADED";
+        const TEST: &str =
+            "got_slots::tests::indirect_malloc_is_the_function_that_its_resolver_chooses";
+        if env::var_os(IS_PRELOADED).is_some() {
+            let slots = GotSlots::find().unwrap();
+            // SAFETY: dlsym(3) with a NUL-terminated name.
+            let malloc = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"malloc".as_ptr()) } as usize;
+            assert_eq!(slots.provider().malloc, malloc);
+            assert_eq!(malloc_address(), Some(malloc));
+            let hook = slots.find_hook(c"malloc").unwrap();
+            assert_eq!(hook.definition, malloc);
+            assert_eq!(hook.original.load(Relaxed), malloc);
+            assert!(slots.provider_code.contains(&malloc));
+            return;
+        }
+        let directory = env::temp_dir().join(format!("memprof-sampler-{}", process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let (code, library) = (directory.join("x.c"), directory.join("x.so"));
+        fs::write(&code, INDIRECT_MALLOC).unwrap();
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-o"]).args([&library, &code]);
+        let compiled = cc.status();
+        let mut test = Command::new(env::current_exe().unwrap());
+        test.args([TEST, "--exact"]).env(IS_PRELOADED, "1");
+        let output = test.env("LD_PRELOAD", &library).output();
+        fs::remove_dir_all(&directory).unwrap();
+        assert!(compiled.unwrap().success());
+        let output = output.unwrap();
+        let lines = String::from_utf8_lossy(&output.stdout);
+        assert!(lines.contains("1 passed"), "{lines}");
+    }
 
     #[test]
     fn find_returns_definitions_that_the_loader_uses() {

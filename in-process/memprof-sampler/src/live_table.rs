@@ -205,6 +205,7 @@ mod tests {
     extern crate std;
 
     use std::sync::Arc;
+    use std::sync::atomic::Ordering::Release;
     use std::thread;
     use std::vec::Vec;
 
@@ -232,6 +233,29 @@ mod tests {
         live.insert(address, sample);
         assert_eq!(live.remove(address), Some(sample));
         assert_eq!(live.remove(address), None);
+    }
+
+    #[test]
+    fn cell_that_was_being_written_at_a_fork_is_visited_later() {
+        let live = LiveTable::new();
+        let (address, sample) = (0x7f00_0000_1000, Sample { size: 7, record: 9 });
+        // A thread of the parent has claimed the cell, and written a part of the sample.
+        let hash = AddressHash::new(address);
+        core::mem::forget(live.claim_empty_cell(hash, address));
+        let claimed = || {
+            live.mapped_tables().flatten().flat_map(|bucket| {
+                let cells = bucket.addresses.iter().zip(&bucket.samples);
+                cells.filter(|(cell, _)| cell.load(Acquire) != 0)
+            })
+        };
+        assert_eq!(claimed().count(), 1);
+        claimed().for_each(|(_, data)| data.version.store(1, Release));
+        live.clear_claimed_cells();
+        assert_eq!(claimed().count(), 0);
+        live.insert(address, sample);
+        let mut visited = Vec::new();
+        live.for_each(|address, sample| visited.push((address, sample)));
+        assert_eq!(visited, [(address, sample)]);
     }
 
     #[test]

@@ -24,8 +24,11 @@ pub(crate) const HOOK_COUNT: usize = 5;
 const NAMES: [&CStr; HOOK_COUNT] = [c"dlsym", c"dlvsym", c"dlopen", c"dlmopen", c"dlclose"];
 static HOOKS: [unsafe extern "C" fn(); HOOK_COUNT] =
     [hook::<0>, hook::<1>, hook::<2>, hook::<3>, hook::<4>];
-/// Addresses of the program's functions, in the order of [`NAMES`]; 0 if there is none.
+/// Addresses of the program's functions, in the order of [`NAMES`]; 0 if there is none, or [`UNHOOKABLE`].
 static ORIGINALS: [AtomicUsize; HOOK_COUNT] = [const { AtomicUsize::new(0) }; HOOK_COUNT];
+/// Marks a function whose first definition is indirect (IFUNC) or a variable: its address is unknown, and calls must
+/// not be led to a later object's.
+const UNHOOKABLE: usize = usize::MAX;
 /// Function that [`set_before_loader_call`] stored; 0 if none was stored.
 static BEFORE_CALL: AtomicUsize = AtomicUsize::new(0);
 
@@ -36,10 +39,11 @@ pub fn set_before_loader_call(function: extern "C" fn()) {
 }
 
 /// Stores the addresses of the functions in [`NAMES`] that an object defines, except those that an earlier object
-/// defined. `definition` returns the address of the object's own function with a name.
-pub(crate) fn set_originals(definition: impl Fn(&CStr) -> Option<usize>) {
+/// defined. `definition` returns the object's own definition of a name: the function's address, or `Some(None)` if that
+/// is unknown.
+pub(crate) fn set_originals(definition: impl Fn(&CStr) -> Option<Option<usize>>) {
     for (name, original) in NAMES.iter().zip(&ORIGINALS) {
-        let found = definition(name).unwrap_or(0);
+        let found = definition(name).map_or(0, |function| function.unwrap_or(UNHOOKABLE));
         // The exchange fails if an earlier object defined the function.
         let _known = original.compare_exchange(0, found, Relaxed, Relaxed);
     }
@@ -54,7 +58,10 @@ pub(crate) fn hooks() -> [Hook; HOOK_COUNT] {
             // Needed only while sampling is on, like the hooks of functions that allocate.
             role: Role::Allocates,
             address,
-            definition: ORIGINALS[index].load(Relaxed),
+            definition: match ORIGINALS[index].load(Relaxed) {
+                UNHOOKABLE => 0,
+                function => function,
+            },
             original: &ORIGINALS[index],
         }
     })

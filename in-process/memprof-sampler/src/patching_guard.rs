@@ -32,7 +32,9 @@ impl PatchingGuard {
             wait_a_millisecond();
             acquired = Self::acquire_if_free();
         }
-        WAITING.fetch_sub(1, Relaxed);
+        // Fails in a child that was forked during the wait, whose handler has set the number to 0.
+        let decremented = |waiting: u32| waiting.checked_sub(1);
+        let _was_zero = WAITING.fetch_update(Relaxed, Relaxed, decremented);
         acquired
     }
 

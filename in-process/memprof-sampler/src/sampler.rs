@@ -172,7 +172,7 @@ pub fn clear() -> Result<(), SamplerError> {
 }
 
 /// Resets the sampler in a forked child, which then samples as a process of its own. Releases the cells, workspaces and
-/// locks that threads of the parent held, resets the tally, and draws new random numbers. Keeps the samples.
+/// locks that threads of the parent held, begins a tally of the child, and draws new random numbers. Keeps the samples.
 pub fn reset_in_child() {
     SAMPLING_PROCESS.adopt_process();
     tally::reset_in_child();

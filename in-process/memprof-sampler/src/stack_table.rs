@@ -152,8 +152,8 @@ impl StackTable {
         true
     }
 
-    /// Counts a live sample in a record that [`Self::intern`] returned. The sample becomes the record's user that
-    /// `intern` added.
+    /// Counts a live sample in a record that [`Self::intern`] returned. `intern` has counted a user of the record for
+    /// this sample already, so the number of users does not change.
     pub(crate) fn add_sample(&self, record: u32, size: u64) {
         self.add_to_words(record, [(TOTAL_OBJECTS, 1), (TOTAL_BYTES, size)]);
     }

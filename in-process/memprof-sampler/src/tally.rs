@@ -47,14 +47,15 @@ static PEAK_BYTES: AtomicI64 = AtomicI64::new(0);
 /// Number of the current peak. A new peak begins whenever [`LIVE_BYTES`] exceeds its maximum.
 static PEAK_NUMBER: AtomicU64 = AtomicU64::new(0);
 
-/// Exact counts since the start of the process.
+/// Exact counts since the start of the process, be it by exec(2) or by fork(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Number of allocations; a `realloc` that succeeds counts as one.
     pub objects: u64,
     /// Bytes requested by these allocations.
     pub bytes: u64,
-    /// Largest sum of live bytes, as the allocator rounds them. Exact to 4 KiB per thread.
+    /// Largest sum of live bytes, as the allocator rounds them, with those of inherited blocks in a forked child. Exact
+    /// to 4 KiB per thread.
     pub peak: u64,
 }
 
@@ -132,15 +133,22 @@ pub(crate) fn peak_number() -> u64 {
     PEAK_NUMBER.load(Relaxed)
 }
 
-/// Sets all sums and the peak to 0 in a forked child, which counts only its own allocations.
+/// Begins the tally of a forked child, which counts only its own allocations. The blocks that it inherits live in it
+/// too, and it may free them: they are its first peak. Does nothing if counting is not enabled.
 pub(crate) fn reset_in_child() {
+    if !is_enabled() {
+        return;
+    }
+    let mut live = LIVE_BYTES.load(Relaxed);
     for totals in THREADS.iter().chain([&SHARED_TOTALS]) {
         totals.objects.store(0, Relaxed);
         totals.bytes.store(0, Relaxed);
-        totals.pending.store(0, Relaxed);
+        live += totals.pending.swap(0, Relaxed);
     }
-    LIVE_BYTES.store(0, Relaxed);
-    PEAK_BYTES.store(0, Relaxed);
+    LIVE_BYTES.store(live, Relaxed);
+    PEAK_BYTES.store(live, Relaxed);
+    // Records keep what they held at the parent's peak, which is not the child's.
+    PEAK_NUMBER.fetch_add(1, Relaxed);
 }
 
 /// Returns the usable bytes of a block; 0 for null. Reads the chunk header if [`probe_chunk_headers`] found headers
@@ -366,7 +374,21 @@ mod tests {
         record_free(1 << 30);
         count_alloc(1 << 20, 1 << 20);
         assert_eq!(peak_number(), before + 1, "less than before is no peak");
+
+        enable();
         reset_in_child();
-        assert_eq!(sum_totals(), Tally::default());
+        let check = |expected_peak, expected_peaks| {
+            assert_eq!(sum_totals().peak, expected_peak);
+            assert_eq!(peak_number() - before, expected_peaks);
+        };
+        let tally = sum_totals();
+        assert_eq!((tally.objects, tally.bytes), (0, 0));
+        check(1 << 20, 2);
+        // The child frees the block that it inherited, and allocates less, then more.
+        record_free(1 << 20);
+        count_alloc(1 << 19, 1 << 19);
+        check(1 << 20, 2);
+        count_alloc(1 << 20, 1 << 20);
+        check((1 << 20) + (1 << 19), 3);
     }
 }

@@ -12,7 +12,7 @@ const MIN_ADDRESS: u64 = 0x10_0000;
 /// Returns the address of `length` bytes that are not mapped; it is the start of a page. The bytes are in the middle of
 /// the largest gap between the mappings in `maps`, where the target's own mmap(2) does not search first. `None` unless
 /// that gap is longer than four times `length`.
-pub(crate) fn find_gap(maps: &[u8], length: u64) -> Option<u64> {
+pub(crate) fn find_unmapped_gap(maps: &[u8], length: u64) -> Option<u64> {
     let mut last_end = MIN_ADDRESS;
     let mut largest: Range<u64> = 0..0;
     let mut consider = |gap: Range<u64>| {
@@ -36,7 +36,8 @@ mod tests {
 
     #[test]
     fn largest_gap_is_used() {
-        let check = |maps: &str, expected| assert_eq!(find_gap(maps.as_bytes(), 0x1000), expected);
+        let check =
+            |maps: &str, expected| assert_eq!(find_unmapped_gap(maps.as_bytes(), 0x1000), expected);
         let line = |range: &str| format!("{range} rw-p 00000000 00:00 0 \n");
         let low = line("000000400000-000000500000");
         let high = line("7ffff0000000-7ffff0100000");

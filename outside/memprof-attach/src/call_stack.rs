@@ -16,8 +16,9 @@ const PF_R: u32 = 4;
 const PAGE_SIZE: u64 = 4096;
 /// Largest number of program headers that are read: linkers write a dozen.
 const MAX_SEGMENTS: u64 = 128;
-/// Largest size of an object's unwind information that is read, in bytes: a browser engine's takes some 30 MiB.
-const MAX_UNWIND_INFO_SIZE: u64 = 64 << 20;
+/// Most bytes that are read of the unwind information of all objects of a process: a browser engine's takes some
+/// 30 MiB.
+const MAX_UNWIND_INFO_SIZE: u64 = 96 << 20;
 /// Largest depth of a stack that is walked: each frame takes a microsecond during which the thread is stopped.
 const MAX_FRAMES: usize = 1024;
 /// Pointer encoding `DW_EH_PE_pcrel | DW_EH_PE_sdata4`, which all linkers use.
@@ -70,7 +71,10 @@ impl CallStacks {
             }
         }
         for object in std::mem::take(&mut self.missing) {
-            let information = UnwindInfo::read(memory, object.base).ok();
+            let known = self.information.values().flatten();
+            let size: usize = known.map(|information| information.bytes.len()).sum();
+            let limit = MAX_UNWIND_INFO_SIZE.saturating_sub(size as u64);
+            let information = UnwindInfo::read(memory, object.base, limit).ok();
             self.information.insert(object, information);
         }
     }
@@ -132,9 +136,10 @@ impl RuleSource for CallStacks {
 }
 
 impl UnwindInfo {
-    /// Reads the unwind information (`.eh_frame_hdr` and `.eh_frame`) of the object that is loaded at `base`. Fails if
-    /// the object has none, is no 64-bit ELF file, or cannot be read.
-    fn read(memory: &Memory, base: u64) -> io::Result<Self> {
+    /// Reads up to `limit` bytes of the unwind information (`.eh_frame_hdr` and `.eh_frame`) of the object that is
+    /// loaded at `base`. Code whose information is beyond them has an unsupported rule. Fails if the object has no
+    /// information, is no 64-bit ELF file, or cannot be read.
+    fn read(memory: &Memory, base: u64, limit: u64) -> io::Result<Self> {
         let header: [u8; 64] = memory.read_array(base)?;
         if header[..5] != *b"\x7fELF\x02" {
             return Err(io::ErrorKind::InvalidData.into());
@@ -179,7 +184,7 @@ impl UnwindInfo {
             true => hdr.min(eh_frame),
             false => hdr,
         };
-        let length = (segment.end - address).min(MAX_UNWIND_INFO_SIZE);
+        let length = (segment.end - address).min(limit);
         let mut bytes = vec![0; length as usize];
         memory.read(address, &mut bytes)?;
         Ok(Self {
@@ -248,6 +253,24 @@ mod tests {
             self.0.kill().unwrap();
             self.0.wait().unwrap();
         }
+    }
+
+    #[test]
+    fn unwind_information_is_read_up_to_a_limit() {
+        let memory = Memory::open(std::process::id()).unwrap();
+        let maps = fs::read("/proc/self/maps").unwrap();
+        let libc = mappings(&maps).find(|mapping| mapping.file_name() == b"libc.so.6");
+        let libc = libc.unwrap().range.start;
+        let here = libc::malloc as *const () as u64;
+        let check = |limit: u64, is_known: bool| {
+            let information = UnwindInfo::read(&memory, libc, limit).unwrap();
+            assert!(information.bytes.len() as u64 <= limit);
+            let is_found = information.rule_at(here) != Rule::Unsupported;
+            assert_eq!(is_found, is_known, "{limit}");
+        };
+        check(MAX_UNWIND_INFO_SIZE, true);
+        check(1000, false);
+        check(0, false);
     }
 
     #[test]

@@ -145,7 +145,7 @@ fn still_open_note(address: &SocketAddr, was_opened: &bool) -> String {
 
 /// Runs `work`, which attaches to the process `pid`. If `work` fails because the process ends or executes another
 /// program, the error says so.
-pub(crate) fn watch_program<T>(
+pub(crate) fn explain_exit_or_exec<T>(
     pid: u32,
     work: impl FnOnce() -> Result<T, AttachError>,
 ) -> Result<T, AttachError> {

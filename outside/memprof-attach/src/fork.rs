@@ -28,8 +28,9 @@ const fn signal_bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 
-/// Returns the names of the signals whose handlers may fork. Empty if the process has several threads or no such
-/// handlers, or if the program itself does not import fork(3).
+/// Returns the names of the signals whose handlers may fork, which can deadlock once the process gets a second thread.
+/// Empty if the process has several threads already, has no such handlers, or if the program itself does not import
+/// fork(3).
 pub(crate) fn signals_that_may_fork(target: &Target, status: &ProcStatus) -> Vec<String> {
     let handled = handled_signals(status);
     if handled.is_empty() || !program_imports_fork(target) {
@@ -43,7 +44,7 @@ pub(crate) fn signals_that_may_fork(target: &Target, status: &ProcStatus) -> Vec
 }
 
 /// Returns the numbers of the signals with a handler of the program, without those of faults and of libc. Empty if the
-/// process has several threads.
+/// process has several threads already.
 fn handled_signals(status: &ProcStatus) -> Vec<i32> {
     let caught = match status.threads {
         1 => status.caught & !FAULT_SIGNALS & !LIBC_SIGNALS,

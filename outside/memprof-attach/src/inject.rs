@@ -13,19 +13,19 @@ use memprof_ptrace::remote_call::RemoteCall;
 use memprof_ptrace::{HaltWatch, Refusal};
 use nix::errno::Errno;
 
-use crate::address_gap::find_gap;
+use crate::address_gap::find_unmapped_gap;
 use crate::attachment::Attachment;
-use crate::error::{AttachError, watch_program};
+use crate::error::{AttachError, explain_exit_or_exec};
 use crate::fork;
 use crate::injected_code::{creator_offset, loader_code};
 use crate::jvm;
 use crate::memory_file::{MEMFD_NAME, provide_plugin_file};
 use crate::outcome::AttachOutcome;
 use crate::plugin::{ENTRY_NAME, Plugin, PluginSource};
-use crate::room::require_room;
+use crate::room::require_room_for_attachment;
 use crate::run_calls::{
-    CallInProgress, FunctionStack, POLL_INTERVAL, has_returned, map_call, run_calls, unmap_call,
-    unmap_ranges, wait_until_mapped, write_error,
+    CallInProgress, FunctionStack, POLL_INTERVAL, build_map_call, build_unmap_call, has_returned,
+    run_calls, unmap_ranges, wait_until_mapped, write_error,
 };
 use crate::shared_page::{self, LoaderAck, LoaderStage, RemotePage, SharedPage};
 use crate::step_deadline::StepDeadline;
@@ -55,7 +55,7 @@ pub fn attach(
     plugin: &Plugin,
     attachment: &Attachment,
 ) -> Result<AttachOutcome, AttachError> {
-    watch_program(pid, || match jvm::load_plugin(pid, plugin, attachment)? {
+    explain_exit_or_exec(pid, || match jvm::load_plugin(pid, plugin, attachment)? {
         true => Ok(AttachOutcome::ByJvm),
         false => attach_by_new_thread(pid, plugin, attachment),
     })
@@ -70,7 +70,7 @@ fn attach_by_new_thread(
     attachment: &Attachment,
 ) -> Result<AttachOutcome, AttachError> {
     let mut target = Target::inspect(pid)?;
-    require_room(pid, &target.maps)?;
+    require_room_for_attachment(pid, &target.maps)?;
     let source = plugin.choose_source(&target)?;
     let handled = fork::signals_that_may_fork(&target, &ProcStatus::read_thread(pid)?);
     let raised = RaisedThreadLimit::raise_if_needed(pid)?;
@@ -127,11 +127,11 @@ fn inject_plugin(
 ) -> Result<Injection, AttachError> {
     let mut page = SharedPage::new(toml);
     let layout = TargetLayout::choose(target, &page)?;
-    fill_page(&mut page, target, &layout, source);
+    fill_shared_page(&mut page, target, &layout, source);
 
     let maps = [
-        map_call(layout.code, PAGE_SIZE, PROT_READ | PROT_EXEC),
-        map_call(
+        build_map_call(layout.code, PAGE_SIZE, PROT_READ | PROT_EXEC),
+        build_map_call(
             layout.page,
             layout.end - layout.page,
             PROT_READ | PROT_WRITE,
@@ -143,11 +143,14 @@ fn inject_plugin(
     // /proc/PID/mem writes to executable pages too, although they have no write access.
     let write = |address, bytes: &[u8]| target.memory.write(address, bytes);
     let written = write(layout.page, page.bytes()).and_then(|()| write(layout.code, loader_code()));
-    written.map_err(|cause| write_error(target, cause))?;
+    if let Err(cause) = written {
+        let error = write_error(target, cause);
+        return Err(error.with_pages_left(unmap_ranges(target, &mapped)));
+    }
 
     let create = [
         RemoteCall::Function(layout.code + creator_offset(), [layout.page, 0, 0, 0]),
-        unmap_call(&(layout.stack..layout.end)),
+        build_unmap_call(&(layout.stack..layout.end)),
     ];
     // A fault with a blocked signal would end the process without its handler.
     let unblocked = FAULT_SIGNALS.iter().chain([&SIGSETXID]);
@@ -167,7 +170,7 @@ fn inject_plugin(
             // The stopped thread has unmapped the stack in its second call.
             let left = [layout.code..layout.page, layout.page..layout.stack];
             let are_left = unmap_ranges(target, &left);
-            let refused = require_room(target.pid, &target.maps).err();
+            let refused = require_room_for_attachment(target.pid, &target.maps).err();
             let error = AttachError::from(refused.unwrap_or(Refusal::NoThread { errno }));
             return Err(error.with_pages_left(are_left));
         }
@@ -194,7 +197,7 @@ impl TargetLayout {
     /// Chooses unused addresses of the target for code, page and stack. Fails if there is no gap for them.
     fn choose(target: &Target, page: &SharedPage) -> Result<Self, AttachError> {
         let page_size = (page.bytes().len() as u64).next_multiple_of(PAGE_SIZE);
-        let code = find_gap(&target.maps, PAGE_SIZE + page_size + STACK_SIZE);
+        let code = find_unmapped_gap(&target.maps, PAGE_SIZE + page_size + STACK_SIZE);
         let code = code.ok_or_else(|| {
             AttachError::Failed("its address space has no room for memprof's pages".to_owned())
         })?;
@@ -210,7 +213,12 @@ impl TargetLayout {
 }
 
 /// Stores in the shared page the addresses of functions, the names and the parameters that the new thread reads.
-fn fill_page(page: &mut SharedPage, target: &Target, layout: &TargetLayout, source: &PluginSource) {
+fn fill_shared_page(
+    page: &mut SharedPage,
+    target: &Target,
+    layout: &TargetLayout,
+    source: &PluginSource,
+) {
     let functions = &target.functions;
     page.set_word(shared_page::DLOPEN, functions.dlopen);
     page.set_word(shared_page::DLSYM, functions.dlsym);

@@ -6,7 +6,6 @@
 
 mod attach_socket;
 
-use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
@@ -15,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::attachment::Attachment;
 use crate::error::AttachError;
+use crate::maps_text::read_maps_text;
 use crate::plugin::{ENTRY_NAME, Plugin};
 
 /// Largest argument of the protocol (`AttachOperation::arg_length_max`), in bytes.
@@ -36,7 +36,7 @@ pub(crate) fn load_plugin(
     let options = format!("{ENTRY_NAME} {}", attachment.to_toml());
     let fits =
         options.len() <= MAX_ARGUMENT_SIZE && plugin.path.as_os_str().len() <= MAX_ARGUMENT_SIZE;
-    let Ok(maps) = fs::read(format!("/proc/{pid}/maps")) else {
+    let Ok(maps) = read_maps_text(pid) else {
         return Ok(false);
     };
     if !fits || !plugin.has_same_path(pid) || plugin.is_mapped_from_elsewhere(&maps) {

@@ -16,6 +16,7 @@ mod fork;
 mod inject;
 mod injected_code;
 mod jvm;
+mod maps_text;
 mod memory_file;
 mod node;
 mod outcome;

@@ -22,7 +22,8 @@ use rustix::io::Errno;
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::attachment::Attachment;
-use crate::error::{AttachError, InspectorError, watch_program};
+use crate::error::{AttachError, InspectorError, explain_exit_or_exec};
+use crate::maps_text::read_maps_text;
 use crate::outcome::{AttachOutcome, InspectorPort};
 use crate::plugin::Plugin;
 
@@ -71,7 +72,7 @@ pub fn attach_by_node_inspector(
     plugin: &Plugin,
     attachment: &Attachment,
 ) -> Result<AttachOutcome, AttachError> {
-    watch_program(pid, || load_by_inspector(pid, plugin, attachment))
+    explain_exit_or_exec(pid, || load_by_inspector(pid, plugin, attachment))
 }
 
 /// Makes Node load the plugin through its inspector, and start it. Opens the inspector first if it is closed; the
@@ -131,7 +132,7 @@ impl Plugin {
         let path = self.path.to_str().filter(|_| self.has_same_path(pid));
         let hidden = || InspectorError::HiddenPlugin(self.path.display().to_string());
         let path = path.ok_or_else(hidden)?;
-        let maps = fs::read(format!("/proc/{pid}/maps"));
+        let maps = read_maps_text(pid);
         let maps = maps.map_err(|error| program::proc_error(pid, "maps", error))?;
         match self.is_mapped_from_elsewhere(&maps) {
             true => Err(InspectorError::OtherPlugin.into()),
@@ -227,7 +228,7 @@ impl OpenInspector {
     }
 
     /// Waits until Node has closed the inspector, and returns the state of its port. Does not wait if it was open
-    /// before the attachment, and gives up after [`CLOSE_TIMEOUT`].
+    /// before the attachment, and gives up after 5 s.
     fn wait_until_closed(&self, pid: u32) -> InspectorPort {
         if self.was_open {
             return InspectorPort::WasOpen;

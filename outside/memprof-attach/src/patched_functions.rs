@@ -10,7 +10,7 @@
 mod allocator_code;
 mod allocator_file;
 mod call_graph;
-mod file_budget;
+pub(crate) mod file_budget;
 mod function_names;
 mod pause;
 mod plan;
@@ -25,8 +25,8 @@ use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use memprof_ptrace::memory::Memory;
 use memprof_sampler::{EntryRow, Role, TABLE_SIZE};
 
-use crate::error::{AttachError, watch_program};
-use crate::run_calls::{map_call, run_calls, wait_until_mapped, write_error};
+use crate::error::{AttachError, explain_exit_or_exec};
+use crate::run_calls::{build_map_call, run_calls, unmap_ranges, wait_until_mapped, write_error};
 use crate::target::{Target, read_maps};
 use allocator_code::AllocatorCode;
 use plan::{PatchPlan, PlannedPatch};
@@ -57,8 +57,8 @@ pub struct PatchReport {
     pub stop: Duration,
 }
 
-/// Patches `malloc` and related functions of their owner to call memprof's sampler, which does nothing until it is
-/// activated. `None` if the owner does not define them.
+/// Patches `malloc` and related functions, in the file that `owner` selects, to call memprof's sampler, which does
+/// nothing until it is activated. `None` if no such file defines `malloc`.
 ///
 /// # Errors
 /// `LongPause`: the threads would be stopped for longer than `max_pause`. `NotPatched`: a function that cannot be
@@ -68,9 +68,9 @@ pub fn patch_entry_points(
     owner: MallocOwner,
     max_pause: Duration,
 ) -> Result<Option<PatchReport>, AttachError> {
-    watch_program(pid, || {
+    explain_exit_or_exec(pid, || {
         let code = AllocatorCode::read(pid, owner)?;
-        code.map(|code| patch_file(pid, code, max_pause))
+        code.map(|code| patch_functions_of_file(pid, code, max_pause))
             .transpose()
     })
 }
@@ -84,18 +84,18 @@ pub fn patch_other_allocators(
     pid: u32,
     max_pause: Duration,
 ) -> Result<Vec<Result<PatchReport, AttachError>>, AttachError> {
-    watch_program(pid, || {
+    explain_exit_or_exec(pid, || {
         let files = AllocatorCode::read_other_allocators(pid)?;
         let patched = files
             .into_iter()
-            .map(|code| patch_file(pid, code, max_pause));
+            .map(|code| patch_functions_of_file(pid, code, max_pause));
         Ok(patched.collect())
     })
 }
 
 /// Patches the functions of one file, except those that are patched already. Plans the patches, maps and writes the
 /// table of trampolines, then writes the jumps while all threads are stopped. Fails as [`patch_entry_points`] does.
-fn patch_file(
+fn patch_functions_of_file(
     pid: u32,
     code: AllocatorCode,
     max_pause: Duration,
@@ -170,7 +170,7 @@ fn find_table_for(target: &Target, plan: &PatchPlan) -> Option<u64> {
 /// # Errors
 /// `NotPatched`: the program was stripped, or is too large.
 pub fn require_allocator_symbols(pid: u32) -> Result<(), AttachError> {
-    watch_program(pid, || {
+    explain_exit_or_exec(pid, || {
         AllocatorCode::read(pid, MallocOwner::Program).map(drop)
     })
 }
@@ -181,7 +181,7 @@ pub fn require_allocator_symbols(pid: u32) -> Result<(), AttachError> {
 /// `Refused`, `Io`: the process cannot be traced; `NotPatched`: its threads cannot be stopped in time, or its code
 /// has changed. The process continues as before.
 pub fn restore_entry_points(pid: u32) -> Result<Option<PatchReport>, AttachError> {
-    watch_program(pid, || restore_patched_functions(pid))
+    explain_exit_or_exec(pid, || restore_patched_functions(pid))
 }
 
 /// Restores the first instructions of the patched functions. Does not watch for the end of the process. `None` if no
@@ -229,8 +229,8 @@ fn is_patched(memory: &Memory, entry: &InstalledEntry) -> std::io::Result<bool> 
     Ok(found == entry.jump)
 }
 
-/// Fails if a function differs from its file outside of the bytes that a jump replaces. Whoever writes the jump checks
-/// those.
+/// Fails if a function in the process differs from its file, outside of the bytes that a jump replaces. These bytes may
+/// hold a jump of memprof already, and are checked before a jump is written.
 fn require_unchanged_code(target: &Target, plan: &PatchPlan) -> Result<(), AttachError> {
     for function in &plan.functions {
         let mut found = vec![0; function.code.len()];
@@ -239,14 +239,14 @@ fn require_unchanged_code(target: &Target, plan: &PatchPlan) -> Result<(), Attac
         let jump = function.jump_offset();
         let end = jump + EntryRow::JUMP_SIZE;
         if found[..jump] != function.code[..jump] || found[end..] != function.code[end..] {
-            return Err(changed_error(function));
+            return Err(changed_function_error(function));
         }
     }
     Ok(())
 }
 
 /// Returns the error for a function that another tool, such as a debugger, has changed.
-fn changed_error(function: &PlannedPatch) -> AttachError {
+fn changed_function_error(function: &PlannedPatch) -> AttachError {
     AttachError::NotPatched(format!(
         "{} is not what its file says: something has changed it",
         function.name
@@ -276,7 +276,7 @@ fn find_or_write_table(
             .read_array(function.prologue.range.start)
             .map_err(|cause| write_error(target, cause))?;
         if found != function.original_bytes() {
-            return Err(changed_error(function));
+            return Err(changed_function_error(function));
         }
     }
     let first = plan
@@ -291,21 +291,20 @@ fn find_or_write_table(
     let image = TableImage::new(plan, base).map_err(not_relocatable)?;
     let code = base + TABLE_SIZE as u64;
     let maps = [
-        map_call(base, TABLE_SIZE as u64, PROT_READ | PROT_WRITE),
-        map_call(
+        build_map_call(base, TABLE_SIZE as u64, PROT_READ | PROT_WRITE),
+        build_map_call(
             code,
             table::TABLE_AND_CODE_SIZE - TABLE_SIZE as u64,
             PROT_READ | PROT_EXEC,
         ),
     ];
     let call = run_calls(target, &maps, None, u64::MAX)?;
-    wait_until_mapped(
-        target,
-        &[base..code, code..base + table::TABLE_AND_CODE_SIZE],
-        &call,
-    )?;
-    let written = image.write(&target.memory, base);
-    written.map_err(|cause| write_error(target, cause))?;
+    let ranges = [base..code, code..base + table::TABLE_AND_CODE_SIZE];
+    wait_until_mapped(target, &ranges, &call)?;
+    if let Err(cause) = image.write(&target.memory, base) {
+        let error = write_error(target, cause);
+        return Err(error.with_pages_left(unmap_ranges(target, &ranges)));
+    }
     target.refresh()?;
     Ok((base, image))
 }

@@ -104,8 +104,11 @@ impl Plugin {
     /// replaced. Loading it by its path would load a second one.
     pub(crate) fn is_mapped_from_elsewhere(&self, maps: &[u8]) -> bool {
         let path = self.path.as_os_str().as_encoded_bytes();
-        self.plugin_mappings(maps)
-            .any(|mapping| mapping.path != path)
+        // The loader maps libraries privately. Paths of other mappings may lack their directories.
+        let mut loaded = self
+            .plugin_mappings(maps)
+            .filter(|mapping| mapping.access[3] == b'p');
+        loaded.any(|mapping| mapping.path != path)
     }
 
     /// Returns the mappings of files with the plugin's file name in any directory or in memory, by address.
@@ -139,5 +142,24 @@ mod tests {
         check("libgcc_s.so.1: cannot open shared object file", false);
         check("it is attached already", false);
         assert!(!PluginSource::Memfd.is_refused("/a/memory_profile.so: cannot open"));
+    }
+
+    #[test]
+    fn plugin_loaded_from_another_path_is_recognized() {
+        let plugin = Plugin {
+            path: PathBuf::from("/a/memory_profile.so"),
+        };
+        let check = |access: &str, path: &str, expected| {
+            let maps = format!("1000-2000 {access} 00000000 fe:01 7    {path}\n");
+            let found = plugin.is_mapped_from_elsewhere(maps.as_bytes());
+            assert_eq!(found, expected, "{maps}");
+        };
+        check("r-xp", "/a/memory_profile.so", false);
+        check("r-xp", "/b/memory_profile.so", true);
+        check("r-xp", "/a/memory_profile.so (deleted)", true);
+        check("r-xp", "/memfd:memory_profile.so (deleted)", true);
+        check("r-xp", "/b/another.so", false);
+        // Read as data; this path may have been shortened.
+        check("r--s", "memory_profile.so", false);
     }
 }

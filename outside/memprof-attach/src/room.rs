@@ -48,7 +48,7 @@ struct Shortage {
 }
 
 /// Fails if an attachment could reach a limit of the process. Limits that cannot be read do not count.
-pub(crate) fn require_room(pid: u32, maps: &[u8]) -> Result<(), Refusal> {
+pub(crate) fn require_room_for_attachment(pid: u32, maps: &[u8]) -> Result<(), Refusal> {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
     let status = read("status");
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn usage_of_a_process_is_read() {
         let maps = fs::read("/proc/self/maps").unwrap();
-        require_room(std::process::id(), &maps).unwrap();
+        require_room_for_attachment(std::process::id(), &maps).unwrap();
         let status = "VmSize:\t    2440 kB\nVmData:\t     224 kB\nCapEff:\t0000000000004000\n";
         assert_eq!(field_bytes(status, "VmData"), 224 << 10);
         assert_eq!(field_bytes(status, "VmLck"), 0);

@@ -12,7 +12,7 @@ use memprof_ptrace::remote_call::{FrameLocations, RemoteCall, build_frames};
 use memprof_ptrace::threads::waiting_syscall;
 
 use crate::error::AttachError;
-use crate::room::require_room;
+use crate::room::require_room_for_attachment;
 use crate::safe_point::{NoSafePoint, SafePointThread, stop_at_safe_point};
 use crate::shared_page;
 use crate::step_deadline::{CALLS_TIMEOUT, StepDeadline, is_ready_to_run};
@@ -26,7 +26,7 @@ const MAX_UNSTOPPABLE: usize = 4;
 const WRITE_ERROR: &str = "failed to write to its memory";
 
 /// Builds the call that maps private anonymous memory at an address. The call fails if something is mapped there.
-pub(crate) fn map_call(address: u64, length: u64, protection: i32) -> RemoteCall {
+pub(crate) fn build_map_call(address: u64, length: u64, protection: i32) -> RemoteCall {
     let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
     let no_file = u64::MAX;
     RemoteCall::Syscall(
@@ -56,7 +56,8 @@ pub(crate) struct FunctionStack {
 
 /// Makes a thread at a safe point run calls: stops it, writes the frames of the calls, and detaches it. Does not wait
 /// for the end of the calls. Calls of functions need a `stack` of their own; `None` if all are system calls. The thread
-/// has the signal mask `blocked` meanwhile. Fails if no thread reaches a safe point in time.
+/// has the signal mask `blocked` meanwhile. Tries other threads if one does not stop, up to four times. Fails if no
+/// thread reaches a safe point in time.
 pub(crate) fn run_calls(
     target: &mut Target,
     calls: &[RemoteCall],
@@ -87,8 +88,9 @@ pub(crate) fn run_calls(
     }
 }
 
-/// Makes a thread that is not among `avoided` run `calls`, in one attempt; `stack` and `blocked` are as for
-/// [`run_calls`]. Fails if no such thread reaches a safe point in time, or one cannot be stopped.
+/// Makes a thread that is not among the thread IDs `avoided` run `calls`, in one attempt. `stack` is that of calls of
+/// functions, and `blocked` the signal mask during the calls. Fails if no such thread reaches a safe point in time, or
+/// if one cannot be stopped.
 fn try_run_calls(
     target: &mut Target,
     calls: &[RemoteCall],
@@ -110,22 +112,30 @@ fn try_run_calls(
         target.gadgets,
         &thread.saved_context(),
     );
-    for (address, bytes) in &frames.writes {
-        let written = target.memory.write(*address, bytes);
-        written.map_err(|cause| write_error(target, cause))?;
-    }
-    if let Some(FunctionStack { page, .. }) = stack {
-        for (offset, word) in shared_page::spare_call_words(thread.spare_calls) {
-            let written = target.memory.write(page + offset, &word.to_le_bytes());
-            written.map_err(|cause| write_error(target, cause))?;
-        }
-    }
+    let spare_calls = thread.spare_calls;
     let SafePointThread {
         tid,
         stopped,
         registers,
         ..
     } = thread;
+    let write_all = || -> io::Result<()> {
+        for (address, bytes) in &frames.writes {
+            target.memory.write(*address, bytes)?;
+        }
+        if let Some(FunctionStack { page, .. }) = stack {
+            for (offset, word) in shared_page::spare_call_words(spare_calls) {
+                target.memory.write(page + offset, &word.to_le_bytes())?;
+            }
+        }
+        Ok(())
+    };
+    if let Err(cause) = write_all() {
+        // The frames are unused memory. Without these registers, the thread's system call could fail with EINTR. The
+        // request fails for a thread that was killed.
+        let _ = stopped.resume_with(&registers);
+        return Err(write_error(target, cause).into());
+    }
     let since = stopped.stopped_since();
     let detached = stopped.detach_into_remote_call(&frames.registers);
     detached.map_err(|_| target.process_gone_error())?;
@@ -146,7 +156,7 @@ pub(crate) fn write_error(target: &Target, cause: io::Error) -> AttachError {
 }
 
 /// Builds the call of munmap(2) that unmaps a range of addresses.
-pub(crate) fn unmap_call(range: &Range<u64>) -> RemoteCall {
+pub(crate) fn build_unmap_call(range: &Range<u64>) -> RemoteCall {
     RemoteCall::Syscall(
         SYS_munmap,
         [range.start, range.end - range.start, 0, 0, 0, 0],
@@ -165,6 +175,7 @@ pub(crate) fn wait_until_mapped(
         // Checked before the mappings: once the thread has returned, its calls were made.
         let is_done = has_returned(target, call);
         let is_mapped = |range: &Range<u64>| target.memory.read_u64(range.start).is_ok();
+        // The range that is mapped last is the first to be missing.
         if ranges.iter().rev().all(is_mapped) {
             return Ok(());
         }
@@ -174,7 +185,7 @@ pub(crate) fn wait_until_mapped(
                            vm.overcommit_memory=2 promises no more)";
             let are_left = unmap_ranges(target, ranges);
             let failed = AttachError::Failed(message.to_owned());
-            let refused = require_room(target.pid, &target.maps).err();
+            let refused = require_room_for_attachment(target.pid, &target.maps).err();
             return Err(refused
                 .map_or(failed, AttachError::from)
                 .with_pages_left(are_left));
@@ -211,7 +222,7 @@ pub(crate) fn unmap_ranges(target: &mut Target, ranges: &[Range<u64>]) -> bool {
     if target.refresh().is_err() {
         return false;
     }
-    let calls: Vec<_> = mapped(target).iter().map(unmap_call).collect();
+    let calls: Vec<_> = mapped(target).iter().map(build_unmap_call).collect();
     if calls.is_empty() {
         return false;
     }

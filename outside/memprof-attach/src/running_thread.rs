@@ -203,7 +203,7 @@ fn find_allocators(memory: &Memory, maps: &[u8], entry: u64) -> Option<Vec<File>
         is_first_mapping(mapping) && file_identity(mapping) == file_identity(&program)
     })?;
     let mut others = startup_libraries(memory, maps).ok()??.into_iter();
-    // The first entry is the program's load bias, which may be 0. It differs if the loader itself was executed.
+    // The first entry is the program's load address or 0. It is another one if the loader itself was executed.
     if ![0, program.range.start].contains(&others.next()?) {
         return None;
     }

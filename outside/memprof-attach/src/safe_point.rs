@@ -99,12 +99,12 @@ enum UnsafeReason {
     Fatal(AttachError),
 }
 
-/// Stops the first thread at a safe point that is not among `avoided` and whose stack has room for the frames of
-/// `calls` calls. Tries running threads only after [`RUNNING_THREADS_DELAY`].
+/// Stops the first thread at a safe point that is not among the thread IDs `avoided` and has room for the frames of
+/// `calls` remote calls. Tries running threads only after 100 ms.
 ///
-/// Fails after [`SAFE_POINT_TIMEOUT`]: with the refusal of a thread's seccomp filter, if there was one, else with the
-/// reason of the thread that was tried last. Fails at once with `Unstoppable` if a thread does not stop; the caller
-/// then adds it to `avoided`.
+/// Fails after 2 s: with the refusal of a thread's seccomp filter, if there was one, else with the reason of the thread
+/// that was tried last. Fails at once with `Unstoppable` if a thread does not stop, which the caller then adds to
+/// `avoided`, and with `Failed` if the reason holds for all threads.
 pub(crate) fn stop_at_safe_point(
     target: &mut Target,
     calls: usize,
@@ -117,7 +117,7 @@ pub(crate) fn stop_at_safe_point(
     let mut first = 0;
     for round in 0.. {
         let tries_running = start.elapsed() > RUNNING_THREADS_DELAY;
-        let (waiting, running) = list_candidates(target, &mut first, round)?;
+        let (waiting, running) = list_candidate_threads(target, &mut first, round)?;
         let running = running.into_iter().take(if tries_running {
             MAX_RUNNING_PER_ROUND
         } else {
@@ -142,7 +142,7 @@ pub(crate) fn stop_at_safe_point(
         }
         for (tid, state_when_listed) in candidates.iter().filter(|(tid, _)| !avoided.contains(tid))
         {
-            match stop_if_safe(target, *tid, *state_when_listed, calls) {
+            match stop_thread_if_safe(target, *tid, *state_when_listed, calls) {
                 Ok(stopped) => return Ok(stopped),
                 Err(UnsafeReason::Retry(reason)) => {
                     // A filter's refusal stays: it is permanent, and says more.
@@ -180,7 +180,7 @@ enum CandidateState {
 /// Returns the IDs of the threads to try. The first list has waiting threads, the best first: one for each class of
 /// calls, because a thousand may wait in the same call. The second list has running threads. Each round starts with
 /// other threads. `first` advances by the number of listed threads. Fails if the process has ended.
-fn list_candidates(
+fn list_candidate_threads(
     target: &Target,
     first: &mut usize,
     round: usize,
@@ -208,7 +208,7 @@ fn list_candidates(
 /// Stops a thread. If it is at no safe point, resumes it and fails with the reason. `state_when_listed` says whether a
 /// safe point is a wait in a system call, or code of the program. `calls` is the number of calls for whose frames the
 /// stack must have room.
-fn stop_if_safe(
+fn stop_thread_if_safe(
     target: &mut Target,
     tid: u32,
     state_when_listed: CandidateState,
@@ -260,8 +260,10 @@ type ThreadSnapshot = (libc::user_regs_struct, XState, u64, u64);
 /// Reason if a thread ends while it is inspected.
 const THREAD_ENDED: UnsafeReason = UnsafeReason::Retry("its threads end");
 
-/// Reads the state of a stopped thread, and finds memory for the frames of `calls` calls. Fails unless the thread is at
-/// a safe point. `state_when_listed` says whether it must wait in a system call or run code of the program.
+/// Reads the state of a stopped thread, and finds memory for the frames of `calls` calls. Returns the registers with
+/// which the thread continues after the calls, its vector registers, its signal mask, and the end of the memory. Fails
+/// unless the thread is at a safe point. `state_when_listed` says whether it must wait in a system call or run code of
+/// the program.
 fn inspect_thread(
     target: &mut Target,
     tid: u32,
@@ -302,7 +304,7 @@ fn inspect_thread(
         stack_end: remote_call::top_below_red_zone(&saved),
         control_block: registers.fs_base,
     };
-    let length = remote_call::frames_size(calls, &saved);
+    let length = remote_call::call_frames_size(calls, &saved);
     let end = find_frame_memory(&target.memory, &target.maps, owner, length);
     let end = end.ok_or(UnsafeReason::Retry("a thread's stack has no room"))?;
     Ok((registers_after, state, blocked, end))
@@ -379,8 +381,9 @@ fn is_stream(pid: u32, descriptor: u64) -> bool {
     })
 }
 
-/// Fails if the stack above `pointer` contains a signal frame, whose interrupted code may hold a lock. If
-/// `is_allocator_likely`, fails also if one of the newest words there is an address in an allocator.
+/// Fails if the 256 KiB of the stack above `pointer` contain a signal frame, whose interrupted code may hold a lock, or
+/// cannot be read. If `is_allocator_likely`, also fails if one of the 512 words next to `pointer` is an address in an
+/// allocator.
 fn require_clean_stack(
     target: &Target,
     pointer: u64,

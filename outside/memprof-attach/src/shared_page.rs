@@ -124,7 +124,7 @@ pub(crate) enum LoaderAck {
 pub(crate) struct SharedPage(Vec<u8>);
 
 impl SharedPage {
-    /// Creates a page with this configuration; all other fields are 0.
+    /// Creates a page with the text of the plugin's configuration and its final zero; all other fields are 0.
     pub(crate) fn new(toml: &str) -> Self {
         let mut page = Self(vec![0; TOML + toml.len() + 1]);
         page.set_text(TOML, toml.as_bytes());

@@ -37,9 +37,9 @@ impl StepDeadline {
         self.start.elapsed().as_secs()
     }
 
-    /// Returns whether the deadline has passed: [`CALLS_TIMEOUT`], or [`BUSY_TIMEOUT`] while thread `tid` of the
-    /// process is ready to run, or another thread of the process has never run. Checks the threads at most once per
-    /// [`CHECK_INTERVAL`], and returns false in between.
+    /// Returns whether the deadline has passed: 5 s after its start, or 30 s while thread `tid` of the process is ready
+    /// to run, or another thread of the process has never run. Checks the threads once per second at most, and returns
+    /// false in between.
     pub(crate) fn has_passed(&mut self, pid: u32, tid: u32) -> bool {
         let elapsed = self.start.elapsed();
         if elapsed < CALLS_TIMEOUT

@@ -1,6 +1,7 @@
 //! Facts about a process that are read before any of its threads is stopped.
 
 use std::fs;
+use std::io;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -13,9 +14,10 @@ use memprof_ptrace::library_image::LibraryImage;
 use memprof_ptrace::maps::{Mapping, mappings};
 use memprof_ptrace::memory::Memory;
 use memprof_ptrace::remote_call::Gadgets;
-use memprof_ptrace::{Refusal, examine_for_load, sanitizer};
+use memprof_ptrace::{Refusal, examine_process_for_load, sanitizer};
 
 use crate::error::AttachError;
+use crate::maps_text::read_maps_text;
 use crate::running_thread::ProgramCodeMap;
 
 /// A process that can load a library.
@@ -71,8 +73,8 @@ const ALLOCATOR_FILES: [&[u8]; 4] = [
 ];
 
 impl Target {
-    /// Reads the facts that an attachment needs, before any thread is stopped. Waits while the loader maps the C
-    /// library. Locks the process against other commands.
+    /// Reads the facts that an attachment needs, before any thread is stopped. Waits up to 250 ms while the loader maps
+    /// the C library, which seems missing or too old until then. Locks the process against other memprof commands.
     ///
     /// # Errors
     /// The process cannot be attached to, or another memprof is attaching to it.
@@ -90,8 +92,8 @@ impl Target {
         }
     }
 
-    /// Reads the facts that an attachment needs, and locks the process against other commands. Does not wait for the
-    /// loader. Fails as [`inspect`](Self::inspect) does.
+    /// Reads the facts that an attachment needs, and locks the process against other memprof commands. Does not wait
+    /// for the loader. Fails as [`inspect`](Self::inspect) does.
     fn inspect_once(pid: u32) -> Result<Self, AttachError> {
         let path = format!("/proc/{pid}/mem");
         let memory = Memory::open_by_child(pid);
@@ -100,7 +102,7 @@ impl Target {
             memory.try_lock_process().map_err(|_| AttachError::Busy)?;
         }
         // Before the error of `memory` is returned, because the error of this check names the reason.
-        examine_for_load(pid)?;
+        examine_process_for_load(pid)?;
         let memory = Arc::new(memory.map_err(AttachError::io_error(path))?);
         let target = Self::read_facts(pid, Arc::clone(&memory))
             .map_err(|error| memory.explain_error(error))?;
@@ -109,8 +111,9 @@ impl Target {
         Ok(target)
     }
 
-    /// Finds libc, its functions, the gadgets and the allocators in the process's memory. Fails if libc is missing, too
-    /// old or unknown, if a sanitizer is linked into the program, or if the process has ended.
+    /// Finds libc, its functions, the gadgets (instructions that chain remote calls) and the allocators in the
+    /// process's memory. Fails if libc is missing, too old or unknown, if a sanitizer is linked into the program, or if
+    /// the process has ended.
     fn read_facts(pid: u32, memory: Arc<Memory>) -> Result<Self, AttachError> {
         let maps = read_maps(pid)?;
         let program =
@@ -173,6 +176,8 @@ impl Target {
 
     /// Reads the mappings of the process again. Fails if the process has ended or executed another program.
     pub(crate) fn refresh(&mut self) -> Result<(), AttachError> {
+        // Not two texts at the same time: each may take 64 MiB.
+        self.maps = Vec::new();
         self.maps = read_maps(self.pid)?;
         self.require_same_program()
     }
@@ -216,10 +221,14 @@ impl Functions {
     }
 }
 
-/// Reads /proc/PID/maps. Fails if the process has no memory any more.
+/// Reads /proc/PID/maps, in which [long lines are shortened](read_maps_text). Fails if the process has no memory any
+/// more, or if the text is too long.
 pub(crate) fn read_maps(pid: u32) -> Result<Vec<u8>, AttachError> {
-    match fs::read(format!("/proc/{pid}/maps")) {
+    match read_maps_text(pid) {
         Ok(maps) if !maps.is_empty() => Ok(maps),
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+            Err(AttachError::Failed(error.to_string()))
+        }
         _ => Err(process_gone_error(pid)),
     }
 }
@@ -239,8 +248,8 @@ fn process_gone_error(pid: u32) -> AttachError {
     })
 }
 
-/// Returns the error for a shared page that is not mapped any more: the process has ended or executed another program,
-/// or its new thread went on without memprof.
+/// Returns the error for the case that the page which memprof shares with a new thread of the process is not mapped any
+/// more: the process has ended or executed another program, or the new thread went on without memprof.
 pub(crate) fn thread_lost_error(target: &Target) -> AttachError {
     if let Err(error) = target.require_same_program() {
         return error;

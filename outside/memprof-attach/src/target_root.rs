@@ -72,9 +72,11 @@ impl TargetRoot {
         Err(last_error)
     }
 
-    /// Creates the copy in a new directory below `dir`. Fails if the process could not create it or execute from it.
+    /// Creates a file with these bytes in a new directory below `dir`. Fails if the process itself could not create
+    /// such a file, or not execute it.
     fn write_copy_in(&self, dir: &str, bytes: &[u8]) -> io::Result<TemporaryCopy> {
         let parent = self.open_directory(dir)?;
+        // Where the process may have mounted `dir` itself, its own rights count, not those of memprof.
         if !self.has_system_mounts() {
             let [_, user, ..] = ProcStatus::read_thread(self.pid)
                 .map_err(|refusal| io::Error::other(refusal.to_string()))?
@@ -105,7 +107,8 @@ impl TargetRoot {
     }
 
     /// Returns whether the process is in this process's user namespace, where only a privileged process changes roots
-    /// and mounts. In its own namespace, any process can mount any directory of the machine as its /tmp.
+    /// and mounts. In its own namespace, any process can mount any directory of the machine as its /tmp. False if one
+    /// of the namespaces cannot be read.
     fn has_system_mounts(&self) -> bool {
         let namespace = |process: &str| {
             let namespace = fs::metadata(format!("/proc/{process}/ns/user"));

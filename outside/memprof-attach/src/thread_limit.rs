@@ -65,7 +65,8 @@ impl RaisedThreadLimit {
         }))
     }
 
-    /// Keeps the limit raised when this value is dropped. The plugin restores it when it is detached.
+    /// Keeps the limit raised when this value is dropped. From now on the plugin restores the limit, when it is
+    /// unloaded.
     pub(crate) fn leave_raised(mut self) {
         self.is_kept = true;
     }

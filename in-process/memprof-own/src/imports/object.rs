@@ -103,15 +103,20 @@ pub(crate) struct Definition {
 }
 
 impl Definition {
+    /// Returns whether this is an indirect function (IFUNC), whose address is that of its resolver.
+    pub(crate) fn is_indirect(self) -> bool {
+        self.kind == STT_GNU_IFUNC
+    }
+
     /// Returns the address of the function. If it is an indirect function (IFUNC), calls its resolver, which returns
-    /// the address. `None` if the symbol is not a function.
+    /// the address. `None` if the symbol is not a function, or if the resolver finds none.
     fn resolve_function(self) -> Option<usize> {
         match self.kind {
             STT_FUNC => Some(self.address),
             STT_GNU_IFUNC => {
                 // SAFETY: a resolver of an object that is relocated; on x86-64 the loader passes nothing.
                 let resolve: extern "C" fn() -> usize = unsafe { mem::transmute(self.address) };
-                Some(resolve())
+                Some(resolve()).filter(|function| *function != 0)
             }
             // A variable may be in the program, which copied it (R_X86_64_COPY).
             _ => None,

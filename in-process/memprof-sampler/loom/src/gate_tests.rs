@@ -69,7 +69,10 @@ impl GatedTables {
 
 /// Checks in all interleavings that `hook` runs safely beside [`GatedTables::clear`]. No sample must be left after a
 /// second clear. `prepare` fills the tables first.
-fn check(prepare: impl Fn(&GatedTables) + Sync + Send + 'static, hook: fn(&GatedTables)) {
+fn check_hook_beside_clear(
+    prepare: impl Fn(&GatedTables) + Sync + Send + 'static,
+    hook: fn(&GatedTables),
+) {
     model(move || {
         let tables = Arc::new(GatedTables::new());
         prepare(&tables);
@@ -88,12 +91,12 @@ fn check(prepare: impl Fn(&GatedTables) + Sync + Send + 'static, hook: fn(&Gated
 
 #[test]
 fn concurrent_sample_is_not_in_records_during_clear() {
-    check(|_| {}, GatedTables::sample);
+    check_hook_beside_clear(|_| {}, GatedTables::sample);
 }
 
 #[test]
 fn concurrent_remove_is_not_in_records_during_clear() {
-    check(GatedTables::sample, GatedTables::remove);
+    check_hook_beside_clear(GatedTables::sample, GatedTables::remove);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "tables that the loader mapped")]
 
 use core::ffi::{CStr, c_char};
+use core::mem;
 use core::ops::Range;
 use core::{ptr, slice};
 
@@ -20,6 +21,9 @@ const DT_RELA: i64 = 7;
 const DT_RELASZ: i64 = 8;
 const DT_JMPREL: i64 = 23;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
+
+const STT_FUNC: u8 = 2;
+const STT_GNU_IFUNC: u8 = 10;
 
 const R_X86_64_64: u32 = 1;
 const R_X86_64_GLOB_DAT: u32 = 6;
@@ -50,14 +54,51 @@ pub(super) struct ElfObject {
     path: *const c_char,
 }
 
+/// Symbol that an object defines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Definition {
+    /// Address of the symbol. Callers of an indirect function (IFUNC) never reach it: it is that of the resolver, which
+    /// chooses the function.
+    pub(super) address: usize,
+    /// Type of the symbol, such as `STT_FUNC`.
+    kind: u8,
+}
+
+impl Definition {
+    /// Returns the address of the function. `None` if the symbol is an indirect function (IFUNC) or a variable.
+    pub(super) fn direct_function(self) -> Option<usize> {
+        (self.kind == STT_FUNC).then_some(self.address)
+    }
+
+    /// Returns whether the symbol is an indirect function (IFUNC).
+    pub(super) fn is_indirect(self) -> bool {
+        self.kind == STT_GNU_IFUNC
+    }
+
+    /// Returns the address of the function, as the loader writes it to the slots of callers: that of an indirect
+    /// function (IFUNC) is the result of its resolver, which this calls. `None` if the symbol is a variable, or if the
+    /// resolver chooses no function.
+    ///
+    /// # Safety
+    /// The object is relocated, and stays loaded during the call.
+    pub(super) unsafe fn resolve_function(self) -> Option<usize> {
+        if !self.is_indirect() {
+            return self.direct_function();
+        }
+        // SAFETY: the symbol's type says that it is a resolver. On x86-64 the loader passes nothing to it.
+        let resolve = unsafe { mem::transmute::<usize, extern "C" fn() -> usize>(self.address) };
+        Some(resolve()).filter(|function| *function != 0)
+    }
+}
+
 /// GOT slot of an object.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GotSlot<'a> {
     pub(super) address: usize,
     /// Name of the symbol whose address the slot holds.
     pub(super) name: &'a CStr,
-    /// Address of the object's own definition of the name. Calls may go to another object's definition.
-    pub(super) own: Option<usize>,
+    /// The object's own definition of the name. Calls may go to another object's definition.
+    pub(super) own: Option<Definition>,
     /// Whether the loader may fill the slot only at the first call (lazy binding).
     pub(super) may_be_lazy: bool,
 }
@@ -128,9 +169,9 @@ impl ElfObject {
         unsafe { CStr::from_ptr(self.path) }
     }
 
-    /// Returns the address of the symbol that the object exports under `name`, with default visibility. `None` if the
-    /// object exports no such symbol, or has no table `DT_GNU_HASH`.
-    pub(super) fn definition(&self, name: &CStr) -> Option<usize> {
+    /// Returns the symbol that the object exports under `name`, with default visibility. `None` if the object exports
+    /// no such symbol, or has no table `DT_GNU_HASH`.
+    pub(super) fn definition(&self, name: &CStr) -> Option<Definition> {
         const DEFAULT: u8 = 0;
         let mut index = self.hash_chain_start(name)?;
         loop {
@@ -139,7 +180,7 @@ impl ElfObject {
             let is_defined = symbol.st_shndx != 0 && symbol.st_value != 0;
             // The lowest two bits of `st_other` are the visibility.
             if is_defined && symbol.st_other & 3 == DEFAULT && self.symbol_name(&symbol) == name {
-                return Some(self.base.wrapping_add(symbol.st_value as usize));
+                return Some(self.definition_of_symbol(&symbol));
             }
             // SAFETY: DT_GNU_HASH: an odd hash is the last one of its chain, and the loop stops there.
             let hash = unsafe { index.1.read() };
@@ -180,7 +221,7 @@ impl ElfObject {
                 let index = (relocation.r_info >> 32) as usize;
                 // SAFETY: gABI: a relocation's symbol index is inside the symbol table.
                 let symbol = unsafe { self.symbols.wrapping_add(index).read() };
-                let own = self.base.wrapping_add(symbol.st_value as usize);
+                let own = self.definition_of_symbol(&symbol);
                 Some(GotSlot {
                     own: (symbol.st_shndx != 0).then_some(own),
                     address: self.base.wrapping_add(relocation.r_offset as usize),
@@ -188,6 +229,15 @@ impl ElfObject {
                     may_be_lazy: kind == R_X86_64_JUMP_SLOT,
                 })
             })
+    }
+
+    /// Returns the address and the type of a symbol that this object defines.
+    fn definition_of_symbol(&self, symbol: &Elf64_Sym) -> Definition {
+        Definition {
+            address: self.base.wrapping_add(symbol.st_value as usize),
+            // The lowest four bits of `st_info` are the type.
+            kind: symbol.st_info & 0xf,
+        }
     }
 
     /// Returns whether the page of a slot is one that the loader made read-only after relocation (RELRO).
@@ -263,4 +313,39 @@ fn gnu_hash(name: &[u8]) -> u32 {
 /// Returns the start of the page that contains an address.
 fn page_start(address: usize) -> usize {
     address & !(PAGE_SIZE - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::for_each_object;
+    use super::*;
+
+    #[test]
+    fn kinds_of_libc_symbols_are_told_apart() {
+        let mut libc = None;
+        for_each_object(&mut |object| {
+            if object.is_libc() {
+                libc = Some(object);
+            }
+        });
+        let libc = libc.unwrap();
+        let check = |name: &CStr, is_function: bool, is_indirect: bool| {
+            let definition = libc.definition(name).unwrap();
+            assert_eq!(definition.is_indirect(), is_indirect, "{name:?}");
+            let is_direct = is_function && !is_indirect;
+            assert_eq!(
+                definition.direct_function().is_some(),
+                is_direct,
+                "{name:?}"
+            );
+            // SAFETY: dlsym(3) with a NUL-terminated name.
+            let loaders = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
+            // SAFETY: the C library is relocated, and never unloaded.
+            let resolved = unsafe { definition.resolve_function() };
+            assert_eq!(resolved, is_function.then_some(loaders), "{name:?}");
+        };
+        check(c"malloc", true, false);
+        check(c"strlen", true, true);
+        check(c"environ", false, false);
+    }
 }

@@ -26,11 +26,13 @@ pub fn visit_own_calls(address: usize, visit: &mut dyn FnMut(&CStr, usize, CallT
             return;
         }
         for slot in object.call_slots() {
-            let Some(own) = slot.own else {
+            let Some(definition) = slot.own else {
                 continue;
             };
+            let own = definition.address;
             let target = slot_value(slot.address);
-            let target = if target == own {
+            let is_chosen = definition.is_indirect() && object.code.contains(&target);
+            let target = if target == own || is_chosen {
                 CallTarget::Inside
             } else if slot.may_be_lazy && object.code.contains(&target) {
                 CallTarget::Unbound

@@ -30,7 +30,7 @@ pub(super) struct CellData {
     size: AtomicU64,
     pub(super) record: AtomicU32,
     /// Incremented before and after each write, so odd during a write.
-    version: AtomicU32,
+    pub(super) version: AtomicU32,
 }
 
 /// Live sample, without its address.
@@ -133,8 +133,9 @@ impl Bucket {
 
     /// Empties the cells that threads have claimed. Only for a forked child, in which those threads do not exist.
     pub(crate) fn clear_claimed_cells(&self) {
-        for (cell, _) in self.cells() {
+        for (cell, data) in self.cells() {
             if cell.load(Relaxed) & CLAIMED != 0 {
+                data.end_write();
                 cell.store(0, Release);
             }
         }
@@ -197,6 +198,14 @@ impl CellData {
         self.size.store(sample.size, Relaxed);
         self.record.store(sample.record, Relaxed);
         self.version.store(version.wrapping_add(2), Release);
+    }
+
+    /// Makes the version even, in a forked child: a thread of the parent may have left it odd, and later samples would
+    /// never be visited.
+    fn end_write(&self) {
+        let version = self.version.load(Relaxed);
+        self.version
+            .store(version.wrapping_add(version % 2), Relaxed);
     }
 
     /// Loads the sample's fields, which may be of two samples if another thread is writing.

@@ -1,8 +1,8 @@
 //! Opens a JVM's attach socket: a JVM that gets SIGQUIT and finds `.attach_pidPID` in its temporary directory
 //! creates a socket there.
 
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::thread;
@@ -26,6 +26,8 @@ const TEMP_DIR: &str = "tmp";
 /// Timeout for a JVM to open its socket, the same as `jcmd`'s.
 const SOCKET_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Most bytes of arguments, or of an environment, that are read: execve(2) takes 6 MiB of both together.
+const MAX_OPTIONS_BYTES: u64 = 6 << 20;
 
 /// Connects to the JVM in the process `pid`, which has the mappings `maps`. If the JVM's socket is not open, sends
 /// SIGQUIT and waits up to 10 s for it. `None` if there is no JVM, if it is stopped or does not accept this user, if
@@ -67,10 +69,20 @@ fn is_hotspot(maps: &[u8]) -> bool {
 /// JVM prints the stacks of its threads on SIGQUIT.
 fn is_attach_disabled(pid: u32) -> bool {
     let has_option = |file: &str| {
-        let options = fs::read(format!("/proc/{pid}/{file}"));
-        options.is_ok_and(|options| memmem::find(&options, b"+DisableAttachMechanism").is_some())
+        let options = File::open(format!("/proc/{pid}/{file}"));
+        options.is_ok_and(may_disable_attach)
     };
     has_option("cmdline") || has_option("environ")
+}
+
+/// Returns whether arguments or an environment contain `+DisableAttachMechanism`. True also if they are longer than
+/// [`MAX_OPTIONS_BYTES`]: the process can make them as long as it wants (`PR_SET_MM` of prctl(2)). False if they cannot
+/// be read.
+fn may_disable_attach(options: impl Read) -> bool {
+    let mut bytes = Vec::new();
+    let read = options.take(MAX_OPTIONS_BYTES + 1).read_to_end(&mut bytes);
+    let is_too_long = bytes.len() as u64 > MAX_OPTIONS_BYTES;
+    read.is_ok() && (is_too_long || memmem::find(&bytes, b"+DisableAttachMechanism").is_some())
 }
 
 #[derive(Debug)]
@@ -97,7 +109,7 @@ impl Jvm {
             }
             thread::sleep(POLL_INTERVAL);
         }
-        // The JVM looks for the file when it handles the signal.
+        // The file must exist until now: the JVM checks for it when it handles the signal.
         drop(attach_file);
         None
     }
@@ -190,6 +202,16 @@ mod tests {
             assert!(accepted.len() < 16);
         };
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn option_that_disables_attaching_is_found() {
+        let check = |options: &[u8], expected| assert_eq!(may_disable_attach(options), expected);
+        check(b"java\0-XX:+DisableAttachMechanism\0Main\0", true);
+        check(b"java\0-XX:-DisableAttachMechanism\0Main\0", false);
+        check(b"", false);
+        check(&vec![0; 6 << 20], false);
+        assert!(may_disable_attach(io::repeat(0)));
     }
 
     #[test]

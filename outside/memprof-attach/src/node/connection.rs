@@ -41,7 +41,7 @@ impl Read for InspectorConnection {
     /// Reads from the peer. Fails with `TimedOut` at the deadline.
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(Some(self.remaining_time()?))?;
-        self.stream.read(bytes).map_err(map_timeout)
+        self.stream.read(bytes).map_err(convert_timeout_error)
     }
 }
 
@@ -50,7 +50,7 @@ impl Write for InspectorConnection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream
             .set_write_timeout(Some(self.remaining_time()?))?;
-        self.stream.write(bytes).map_err(map_timeout)
+        self.stream.write(bytes).map_err(convert_timeout_error)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -59,7 +59,7 @@ impl Write for InspectorConnection {
 }
 
 /// Converts EAGAIN, with which the kernel reports a timeout, to `TimedOut`. Returns other errors as they are.
-fn map_timeout(error: io::Error) -> io::Error {
+fn convert_timeout_error(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
         _ => error,

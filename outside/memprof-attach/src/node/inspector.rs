@@ -51,7 +51,7 @@ impl Inspector {
             HandshakeError::Interrupted(_) => LoadFailure::Late,
         })?;
         let reply = request_evaluation(&mut socket, expression);
-        // The script waits until the connection is closed: see `FUNCTION` of load_script.rs.
+        // The evaluated script closes the inspector only once no client is connected (`FUNCTION` of load_script.rs).
         socket.get_mut().extend_deadline(CLOSE_TIMEOUT);
         if socket.close(None).is_ok() {
             while socket.read().is_ok() {}

@@ -1,13 +1,14 @@
 //! Finds the TCP ports on which a process listens.
 
 use std::collections::HashSet;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// `TCP_LISTEN` of `net/tcp_states.h`.
 const LISTEN_STATE: &str = "0A";
 
+/// A listening TCP socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Listener {
     /// Address to connect to: the loopback address if the socket listens on all addresses.
@@ -42,8 +43,13 @@ pub(super) fn is_port_in_use(port: u16) -> bool {
 fn list_all_listeners() -> io::Result<Vec<Listener>> {
     let mut all = Vec::new();
     for table in ["tcp", "tcp6"] {
-        match fs::read_to_string(format!("/proc/self/net/{table}")) {
-            Ok(text) => all.extend(text.lines().filter_map(parse_listener)),
+        match File::open(format!("/proc/self/net/{table}")) {
+            // The table has a line for each connection of the machine, so it is not read as a whole.
+            Ok(file) => {
+                for line in BufReader::new(file).lines() {
+                    all.extend(parse_listener(&line?));
+                }
+            }
             // A kernel without IPv6.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),

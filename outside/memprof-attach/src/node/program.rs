@@ -1,7 +1,7 @@
 //! Checks whether a process is a Node that opens its inspector on SIGUSR1. The signal would end a process without a
 //! handler.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -16,6 +16,8 @@ use object::{Endianness, Object, ObjectSymbol, ReadCache};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 
 use crate::error::{AttachError, InspectorError};
+use crate::maps_text::read_maps_text;
+use crate::patched_functions::file_budget::FileBudget;
 
 /// `node::Start(int, char**)` of `node.h`.
 const NODE_START_SYMBOL: &[u8] = b"_ZN4node5StartEiPPc";
@@ -93,7 +95,7 @@ fn require_process(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
 fn require_node_program(pid: u32) -> Result<(), AttachError> {
     let file = File::open(format!("/proc/{pid}/exe"));
     let file = file.map_err(|error| proc_error(pid, "exe", error))?;
-    let maps = fs::read(format!("/proc/{pid}/maps"));
+    let maps = read_maps_text(pid);
     let maps = maps.map_err(|error| proc_error(pid, "maps", error))?;
     let is_node = exports_node_start(&file)
         || mappings(&maps)
@@ -120,6 +122,10 @@ fn exports_node_start(file: &File) -> bool {
         return false;
     }
     let cache = ReadCache::new(file);
+    // The symbol tables are read as a whole.
+    if !FileBudget::new().charge(&cache).unwrap_or(false) {
+        return false;
+    }
     let Ok(elf) = ElfFile64::<Endianness, _>::parse(&cache) else {
         return false;
     };

@@ -173,7 +173,7 @@ impl AllocatorCode {
             }
         }
         let all = functions.values().flat_map(|function| &function.names);
-        let complete = names.complete_groups(all);
+        let complete = names.groups_to_patch(all);
         for function in functions.values_mut() {
             function.names.retain(|name| complete.contains(&name.group));
         }
@@ -232,7 +232,7 @@ impl AllocatorCode {
         sections.find_map(|(start, bytes)| bytes.get(address.checked_sub(*start)? as usize..))
     }
 
-    /// Returns the address to which a jump or call leads, also through a slot or an entry of the procedure linkage
+    /// Returns the address to which a jump or call leads, also through a GOT slot or an entry of the procedure linkage
     /// table. `None` for other instructions, and for functions of other files, except for [`OTHER_ALLOCATOR`].
     pub(crate) fn call_target(&self, instruction: &Instruction) -> Option<u64> {
         let Some(target) = branch_target(instruction) else {
@@ -250,8 +250,8 @@ impl AllocatorCode {
         }
     }
 
-    /// Returns the function of this file whose address is in the slot that a jump or call reads. `None` for other
-    /// instructions, and for slots of other functions.
+    /// Returns the function whose address is in the GOT slot that a jump or call reads: the address of a function of
+    /// this file, or [`OTHER_ALLOCATOR`]. `None` for other instructions, and for slots of other functions.
     fn slot_function(&self, instruction: &Instruction) -> Option<u64> {
         let is_branch = instruction.is_jmp_near_indirect() || instruction.is_call_near_indirect();
         let slot = (is_branch && has_fixed_operand(instruction))

@@ -1,6 +1,6 @@
 //! Opens the files of a process's allocators.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
@@ -85,7 +85,7 @@ impl AllocatorFile {
 struct LoadedLibraries {
     memory: Memory,
     bases: Vec<u64>,
-    /// Mappings of files by their starts: the maps of a process with a thousand libraries are parsed once.
+    /// Mappings at `bases`, by their starts: the maps of a process with a thousand libraries are parsed once.
     mapped: HashMap<u64, MappedFile>,
 }
 
@@ -104,14 +104,16 @@ impl LoadedLibraries {
         let maps = read_maps(pid)?;
         let bases = loaded_libraries(&memory, &maps)
             .map_err(AttachError::io_error("its loader's list of libraries"))?;
-        let mapped = mappings(&maps).map(|mapping| {
+        let starts: HashSet<u64> = bases.iter().copied().collect();
+        let mapped = mappings(&maps).filter(|mapping| starts.contains(&mapping.range.start));
+        let mapped = mapped.map(|mapping| {
             let (range, path) = (mapping.range, mapping.path.to_vec());
             (range.start, MappedFile { range, path })
         });
         Ok(Self {
+            mapped: mapped.collect(),
             memory,
             bases,
-            mapped: mapped.collect(),
         })
     }
 

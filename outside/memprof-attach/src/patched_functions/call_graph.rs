@@ -34,8 +34,8 @@ impl<'a> CallGraph<'a> {
     }
 
     /// Returns whether a function calls one of `others`, directly or through further functions; a function among
-    /// `others` may call itself. True also if that is unknown: code is missing, or more than [`MAX_DECODED_BYTES`] were
-    /// decoded.
+    /// `others` may call itself. True also if that is unknown, because code is missing or more than 64 MiB of code
+    /// were decoded.
     pub(crate) fn calls_any_of(&mut self, function: u64, others: &HashSet<u64>) -> bool {
         let mut visited = HashSet::from([function]);
         let mut pending = vec![function];
@@ -96,8 +96,8 @@ impl<'a> CallGraph<'a> {
 }
 
 /// Finds a jump or call, anywhere in the program, to one of `ranges` after its first byte. Returns its address and the
-/// index of the range. `None` if there is none. After [`MAX_CANDIDATES`] places that look like one, the next counts
-/// without a check. Ignores short jumps from one function to another, which no compiler emits.
+/// index of the range. `None` if there is none. After 1000 byte sequences that look like such a jump, the next one
+/// counts as a jump without a check. Ignores short jumps from one function to another, which no compiler emits.
 pub(crate) fn find_jump_into(code: &AllocatorCode, ranges: &[Range<u64>]) -> Option<(u64, usize)> {
     let (lowest, highest) = ranges.iter().fold((u64::MAX, 0), |(low, high), range| {
         (low.min(range.start), high.max(range.end))

@@ -1,6 +1,6 @@
 //! Limit of the bytes that are read of a process's files, which may be sparse and of any length.
 
-use std::fs::File;
+use std::io::{Read, Seek};
 
 use object::read::elf::{FileHeader, SectionHeader};
 use object::{LittleEndian, ReadCache, elf};
@@ -12,22 +12,22 @@ const MAX_TABLE_BYTES: u64 = (4 << 20) * size_of::<elf::Sym64<LittleEndian>>() a
 
 /// Bytes that may still be read.
 #[derive(Debug)]
-pub(super) struct FileBudget {
+pub(crate) struct FileBudget {
     left: u64,
 }
 
 impl FileBudget {
     /// Creates a budget of [`MAX_BYTES`] for all files of a process.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { left: MAX_BYTES }
     }
 
-    /// Charges the sections of a file that may be read: symbols, names, and loaded sections. If too little is left, or a
-    /// symbol table is too large, charges nothing and returns false.
+    /// Charges the sections of a file that may be read: symbols, names, and loaded sections. If too little is left, or
+    /// a symbol table is too large, charges nothing and returns false.
     ///
     /// # Errors
     /// The file is no ELF file of this machine.
-    pub(super) fn charge(&mut self, file: &ReadCache<File>) -> object::Result<bool> {
+    pub(crate) fn charge<R: Read + Seek>(&mut self, file: &ReadCache<R>) -> object::Result<bool> {
         let header = elf::FileHeader64::<LittleEndian>::parse(file)?;
         let endian = header.endian()?;
         let sections = header.sections(endian, file)?;

@@ -109,7 +109,7 @@ impl FunctionNames {
     /// Returns the groups of `functions` to patch; a group is the common prefix of an allocator's names. Returns all
     /// groups if the file serves `malloc`. Otherwise returns only the groups that both allocate and free. If the C++
     /// operators are the only such group, returns none: they then belong to the C++ library, and call `malloc`.
-    pub(crate) fn complete_groups<'a>(
+    pub(crate) fn groups_to_patch<'a>(
         &self,
         functions: impl Iterator<Item = &'a KnownFunction>,
     ) -> HashSet<String> {
@@ -157,7 +157,7 @@ mod tests {
                 )
             })
             .collect();
-        let groups = names.complete_groups(found.iter());
+        let groups = names.groups_to_patch(found.iter());
         let found = found.iter().filter(|each| groups.contains(&each.group));
         let found: Vec<_> = found.map(|each| &*each.name).collect();
         assert_eq!(found, expected, "{symbols:?}");

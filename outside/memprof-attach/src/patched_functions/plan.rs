@@ -58,7 +58,7 @@ impl PatchPlan {
     /// frees, freed blocks would count as live for ever. Also if there are too many functions, or if a jump leads
     /// into the first bytes of one.
     pub(crate) fn new(code: &AllocatorCode) -> Result<Self, AttachError> {
-        let hooked = hooked_functions(code)?;
+        let hooked = functions_to_hook(code)?;
         let allocates = hooked
             .iter()
             .filter(|(_, (known, _))| known.shape != Shape::Free)
@@ -103,7 +103,7 @@ impl PatchPlan {
                                 .filter_map(|target| hooked.get(&target))
                                 .any(|(other, _)| known.shape == other.shape)
                     }) => {}
-                Err(reason) => plan.record_skipped(known, &reason)?,
+                Err(reason) => plan.record_skipped_function(known, &reason)?,
             }
         }
         if plan.functions.len() > EntryTable::MAX_ENTRIES {
@@ -130,7 +130,11 @@ impl PatchPlan {
 
     /// Records that a function is not patched, with the reason. Fails with `NotPatched` if the function must be
     /// patched: `malloc`, and every function that frees.
-    fn record_skipped(&mut self, known: &KnownFunction, reason: &str) -> Result<(), AttachError> {
+    fn record_skipped_function(
+        &mut self,
+        known: &KnownFunction,
+        reason: &str,
+    ) -> Result<(), AttachError> {
         let sentence = format!("{} {reason}", known.name);
         let base = known.name.strip_prefix(&*known.group);
         if known.shape.role() == Role::Frees || base == Some("malloc") {
@@ -144,7 +148,7 @@ impl PatchPlan {
 /// Returns the file's allocator functions, which get hooks, by address, each with one of its names. Fails with
 /// `NotPatched` if one of them is an indirect function or has names with different arguments, if two have one name, or
 /// if the process's `malloc` or `free` is missing.
-fn hooked_functions(
+fn functions_to_hook(
     code: &AllocatorCode,
 ) -> Result<BTreeMap<u64, (&KnownFunction, &AllocatorFunction)>, AttachError> {
     let mut hooked = BTreeMap::new();

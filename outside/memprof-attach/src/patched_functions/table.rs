@@ -125,9 +125,10 @@ impl TableImage {
     }
 }
 
-/// Finds the addresses of a process's tables by their marks.
+/// Finds the addresses of the tables that attachments have written to a process, by their marks. Skips a table without
+/// a mark, which is incomplete.
 pub(crate) fn find_tables(memory: &Memory, maps: &[u8]) -> impl Iterator<Item = u64> {
-    table_candidates(maps).filter(|base| {
+    candidate_table_addresses(maps).filter(|base| {
         memory
             .read_array(*base)
             .is_ok_and(|mark| mark == TABLE_MARK)
@@ -136,7 +137,7 @@ pub(crate) fn find_tables(memory: &Memory, maps: &[u8]) -> impl Iterator<Item = 
 
 /// Iterates over the addresses at which a table may lie: right below anonymous code. The table's mapping may begin
 /// lower, because the kernel merges it with one that the program has mapped below.
-fn table_candidates(maps: &[u8]) -> impl Iterator<Item = u64> {
+fn candidate_table_addresses(maps: &[u8]) -> impl Iterator<Item = u64> {
     let mut before: Option<Mapping<'_>> = None;
     mappings(maps).filter_map(move |mapping| {
         let is_code = mapping.inode == 0 && mapping.access == *b"r-xp";
@@ -259,7 +260,7 @@ mod tests {
     #[test]
     fn table_is_found_where_its_mapping_was_merged() {
         let check = |maps: &str, expected: &[u64]| {
-            let found: Vec<_> = table_candidates(maps.as_bytes()).collect();
+            let found: Vec<_> = candidate_table_addresses(maps.as_bytes()).collect();
             assert_eq!(found, expected, "{maps}");
         };
         let code = "7f0000004000-7f0000007000 r-xp 00000000 00:00 0 \n";

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use libc::user_regs_struct;
 use memprof_ptrace::maps::mappings;
+use memprof_ptrace::memory::Memory;
 use memprof_ptrace::stop::{StopError, StoppedThread};
 use memprof_ptrace::stop_all::{StopAllError, resume_with_restart, stop_all};
 use memprof_sampler::EntryRow;
@@ -42,13 +43,15 @@ enum PatchFailure {
     Fatal(AttachError),
 }
 
-/// Writes the patches, each of them completely or not at all; returns for how long the threads were stopped.
-/// `relocated` has the instructions that the patches replace, with their new addresses; it is empty if patches are
-/// undone.
+/// Stops all threads and writes the patches, all or none; returns for how long the threads were stopped. Tries again
+/// for 5 s if a thread is in the way. Only if this program is killed meanwhile, some patches are written, each of them
+/// completely. `relocated` has the instructions that the patches replace, with their new addresses; it is empty if
+/// patches are undone.
 ///
 /// # Errors
 /// The threads cannot be stopped outside of the patched bytes, or the code was changed by something else: then writes
-/// nothing. Also fails if a patch cannot be written; the patches before it stay.
+/// nothing. Also fails if a patch cannot be written, and takes back those before it. If that fails too, the error says
+/// so.
 pub(crate) fn write_patches(
     target: &mut Target,
     patches: &[CodePatch],
@@ -83,7 +86,7 @@ fn try_write_patches(
     patches: &[CodePatch],
     relocated: &[RelocatedRange],
 ) -> Result<Duration, PatchFailure> {
-    // Before the stop: a process of many threads has many mappings.
+    // Parsed before the stop, which would last longer otherwise: a process of many threads has many mappings.
     let mapped: Vec<_> = mappings(&target.maps)
         .map(|mapping| mapping.range)
         .collect();
@@ -98,7 +101,10 @@ fn try_write_patches(
                 let set = stopped.set_registers(&registers);
                 set.map_err(|_| PatchFailure::Retry("a thread ends"))?;
             }
-            apply_patches(target, patches).map_err(PatchFailure::Fatal)
+            apply_patches(&target.memory, patches).map_err(|reason| {
+                let gone = target.require_same_program().err();
+                PatchFailure::Fatal(gone.unwrap_or(AttachError::NotPatched(reason)))
+            })
         });
     for (_, stopped) in threads {
         resume_with_restart(&target.memory, stopped);
@@ -154,8 +160,8 @@ fn collect_fixups<'a>(
     Ok(fixups)
 }
 
-/// Fails if the [`STACK_SCAN_LIMIT`] bytes of the stack above `pointer` hold the address of a relocated instruction, to
-/// which a signal handler may return.
+/// Fails if the 256 KiB of the stack above `pointer` hold the address of a relocated instruction, to which a signal
+/// handler may return. Also fails if the stack is not among the mappings `mapped`, or cannot be read.
 fn require_no_relocated_address(
     target: &Target,
     mapped: &[Range<u64>],
@@ -189,6 +195,7 @@ fn contains_relocated_address(
     let lowest = relocated.iter().map(|each| each.range.start).min();
     let highest = relocated.iter().map(|each| each.range.end).max();
     let (lowest, highest) = (lowest.unwrap_or(0), highest.unwrap_or(0));
+    // Most words are far from all prologues, so this check saves the search.
     let is_near = |word: u64| lowest < word && word < highest;
     words.any(|word| is_near(word) && relocated.iter().any(|each| is_inside_relocated(each, word)))
 }
@@ -218,39 +225,76 @@ fn is_inside_relocated(relocated: &RelocatedRange, address: u64) -> bool {
     relocated.range.start < address && address < relocated.range.end
 }
 
-/// Checks that all original bytes are unchanged, then writes the patches and reads them back. Nothing is written if
-/// the check fails.
-fn apply_patches(target: &Target, patches: &[CodePatch]) -> Result<(), AttachError> {
-    let memory = &target.memory;
-    let failed = || AttachError::io_error("failed to write to its code");
-    for patch in patches {
-        let found: [u8; EntryRow::JUMP_SIZE] = memory.read_array(patch.address).map_err(failed())?;
-        if found != patch.original {
-            let message = format!("its code at {:#x} has changed meanwhile", patch.address);
-            return Err(AttachError::NotPatched(message));
+/// Checks that all original bytes are unchanged, then writes the patches and reads them back. Writes nothing if the
+/// check fails. If a patch cannot be written, takes back those before it. Fails with the reason, which also has the
+/// addresses of functions that stay patched because that failed too.
+fn apply_patches(memory: &Memory, patches: &[CodePatch]) -> Result<(), String> {
+    for CodePatch {
+        address, original, ..
+    } in patches
+    {
+        if read_code(memory, *address)? != *original {
+            return Err(format!("its code at {address:#x} has changed meanwhile"));
         }
     }
-    for patch in patches {
-        // The bytes are on one page (otherwise `NotRelocatable::TwoPages`), so the kernel writes all or none of them,
-        // even if this program is killed.
-        memory
-            .write(patch.address, &patch.patched)
-            .map_err(failed())?;
-        let written: [u8; EntryRow::JUMP_SIZE] =
-            memory.read_array(patch.address).map_err(failed())?;
-        if written != patch.patched {
-            let message = format!(
-                "its code at {:#x} does not keep what is written",
-                patch.address
-            );
-            return Err(AttachError::NotPatched(message));
+    for (index, patch) in patches.iter().enumerate() {
+        if let Err(reason) = write_code(memory, patch.address, patch.patched) {
+            let left = restore_original_code(memory, &patches[..=index]);
+            return Err(match left.is_empty() {
+                true => reason,
+                false => format!(
+                    "{reason}; its code at {} could not be restored, which its calls do not notice; \
+                     `memprof detach` tries it again",
+                    left.join(", ")
+                ),
+            });
         }
     }
     Ok(())
 }
 
+/// Restores the original bytes of patches that were written or begun, the last one first. Returns the addresses, as
+/// text, at which that failed.
+fn restore_original_code(memory: &Memory, patches: &[CodePatch]) -> Vec<String> {
+    let is_left = |patch: &&CodePatch| {
+        // The patch that could not be written is mostly not there.
+        read_code(memory, patch.address) != Ok(patch.original)
+            && write_code(memory, patch.address, patch.original).is_err()
+    };
+    let left = patches.iter().rev().filter(is_left);
+    left.map(|patch| format!("{:#x}", patch.address)).collect()
+}
+
+/// Writes code and reads it back. Fails with the reason. The bytes are on one page (otherwise
+/// `NotRelocatable::TwoPages`), so the kernel writes all or none of them, even if this program is killed.
+fn write_code(
+    memory: &Memory,
+    address: u64,
+    code: [u8; EntryRow::JUMP_SIZE],
+) -> Result<(), String> {
+    let written = memory.write(address, &code);
+    written.map_err(|cause| format!("its code at {address:#x} cannot be written: {cause}"))?;
+    match read_code(memory, address)? == code {
+        true => Ok(()),
+        false => Err(format!(
+            "its code at {address:#x} does not keep what is written"
+        )),
+    }
+}
+
+/// Reads the code that a patch replaces. Fails with the reason.
+fn read_code(memory: &Memory, address: u64) -> Result<[u8; EntryRow::JUMP_SIZE], String> {
+    let code = memory.read_array(address);
+    code.map_err(|cause| format!("its code at {address:#x} cannot be read: {cause}"))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    use std::ptr;
+
     use super::*;
 
     /// Two functions with relocated instructions: of 2 and 4 bytes, and of 7 bytes.
@@ -298,5 +342,77 @@ mod tests {
         );
         check(&[7, 0x1002], true);
         check(&[0x2001, 7], true);
+    }
+
+    const ORIGINAL: [u8; EntryRow::JUMP_SIZE] = *b"12345";
+    const PATCHED: [u8; EntryRow::JUMP_SIZE] = *b"jumps";
+
+    fn patch(address: u64) -> CodePatch {
+        CodePatch {
+            address,
+            original: ORIGINAL,
+            patched: PATCHED,
+        }
+    }
+
+    /// Maps a page that can be read, but not even a debugger can write: shared, of a file opened for reading. It begins
+    /// with `code`. It stays mapped.
+    #[expect(unsafe_code, reason = "a mapping")]
+    fn unwritable_code(code: [u8; EntryRow::JUMP_SIZE]) -> u64 {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&code).unwrap();
+        let file = File::open(file.path()).unwrap();
+        // SAFETY: mmap(2): a new mapping at an address that the kernel chooses.
+        let page = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                4096,
+                libc::PROT_READ,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        assert_ne!(page, libc::MAP_FAILED);
+        page as u64
+    }
+
+    #[test]
+    fn patches_before_one_that_cannot_be_written_are_taken_back() {
+        let memory = Memory::open(std::process::id()).unwrap();
+        let functions = vec![ORIGINAL; 2];
+        let address = |index: usize| functions[index].as_ptr() as u64;
+        let stored = |index: usize| read_code(&memory, address(index)).unwrap();
+        let writable = [patch(address(0)), patch(address(1))];
+        apply_patches(&memory, &writable).unwrap();
+        assert_eq!([stored(0), stored(1)], [PATCHED; 2]);
+        assert!(restore_original_code(&memory, &writable).is_empty());
+        assert_eq!([stored(0), stored(1)], [ORIGINAL; 2]);
+
+        let unwritable = patch(unwritable_code(ORIGINAL));
+        let patches = [writable[0], writable[1], unwritable];
+        let reason = apply_patches(&memory, &patches).unwrap_err();
+        let at = format!("{:#x}", unwritable.address);
+        let expected = format!("its code at {at} cannot be written: ");
+        assert!(reason.starts_with(&expected), "{reason}");
+        assert!(!reason.contains("restored"), "{reason}");
+        assert_eq!([stored(0), stored(1)], [ORIGINAL; 2]);
+
+        // A patch that stays, among others.
+        let stays = patch(unwritable_code(PATCHED));
+        apply_patches(&memory, &writable).unwrap();
+        let left = restore_original_code(&memory, &[writable[0], stays, writable[1]]);
+        assert_eq!(left, [format!("{:#x}", stays.address)]);
+        assert_eq!([stored(0), stored(1)], [ORIGINAL; 2]);
+    }
+
+    #[test]
+    fn changed_code_is_not_patched() {
+        let memory = Memory::open(std::process::id()).unwrap();
+        let functions = vec![ORIGINAL, *b"other"];
+        let patches = [0, 1].map(|index: usize| patch(functions[index].as_ptr() as u64));
+        let reason = apply_patches(&memory, &patches).unwrap_err();
+        assert!(reason.ends_with("has changed meanwhile"), "{reason}");
+        assert_eq!(read_code(&memory, patches[0].address), Ok(ORIGINAL));
     }
 }
