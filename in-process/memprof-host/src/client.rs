@@ -378,6 +378,16 @@ mod tests {
     }
 
     #[test]
+    fn any_timeout_is_accepted() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("h.sock");
+        let _listener = UnixListener::bind(&path).unwrap();
+        for timeout in [LONG_TIMEOUT, Duration::MAX] {
+            Client::connect_within(&path, timeout).unwrap();
+        }
+    }
+
+    #[test]
     fn slow_and_endless_responses_fail() {
         let late = "cannot reach the host: it did not answer within 100ms";
         let silent = |mut stream: UnixStream| loop {

@@ -45,10 +45,19 @@ impl RunningHost {
     /// Returns whether `target` is this host's pid, its name, or its program's file name.
     pub fn matches(&self, target: &str) -> bool {
         let info = &self.info;
-        let program = info.command.split(' ').next().unwrap_or_default();
+        let program = program_of_command(&info.command);
         let file_name = program.rsplit('/').next().unwrap_or_default();
         self.pid.to_string() == target || info.name == target || file_name == target
     }
+}
+
+/// Returns the program of a command line as a host reports it ([`HostInfo::command`]): the text up to the first blank
+/// that has no backslash before it, without these backslashes.
+fn program_of_command(command: &str) -> String {
+    let mut blanks = command.match_indices(' ').map(|(index, _)| index);
+    let end = blanks.find(|index| !command[..*index].ends_with('\\'));
+    let program = &command[..end.unwrap_or(command.len())];
+    program.replace("\\ ", " ")
 }
 
 /// A possible host that was not reached.
@@ -382,6 +391,35 @@ fn is_abandoned_socket_error(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn host_matches_its_pid_name_and_program() {
+        let check = |command: &str, target: &str, expected: bool| {
+            let host = RunningHost {
+                socket: PathBuf::from("/h.sock"),
+                pid: 7,
+                info: HostInfo {
+                    pid: 1,
+                    name: "web".to_owned(),
+                    command: command.to_owned(),
+                    version: String::new(),
+                    started: 0,
+                },
+            };
+            assert_eq!(host.matches(target), expected, "{command} {target}");
+        };
+        for target in ["7", "web", "server"] {
+            check("/usr/bin/server --port 1", target, true);
+        }
+        for target in ["1", "--port", "/usr/bin/server"] {
+            check("/usr/bin/server --port 1", target, false);
+        }
+        check(r"/opt/my\ shop/server --port 1", "server", true);
+        check(r"/opt/my\ shop/server --port 1", "my", false);
+        check(r"/opt/shop/my\ server /srv/x", "my server", true);
+        check(r"/opt/shop/my\ server /srv/x", "x", false);
+        check("server", "server", true);
+    }
 
     #[test]
     fn socket_is_trusted_only_if_owner_opened_it() {

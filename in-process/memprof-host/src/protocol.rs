@@ -112,7 +112,7 @@ pub struct HostInfo {
     pub pid: u32,
     /// Name of the host.
     pub name: String,
-    /// Whole command line.
+    /// Whole command line. A blank in the program's path has a backslash before it.
     pub command: String,
     /// Version of the program.
     pub version: String,

@@ -74,7 +74,8 @@ impl CPython {
 
     /// Address range of the function that executes Python code: `_PyEval_EvalFrameDefault`.
     pub(crate) fn interpreter_range(&self) -> Range<usize> {
-        self.interpreter.address..self.interpreter.address + self.interpreter.size
+        let Symbol { address, size } = self.interpreter;
+        address..address.saturating_add(size)
     }
 
     /// Adds the Python frames of the calling thread to `frames`, leaf first. Returns whether frames were found, and

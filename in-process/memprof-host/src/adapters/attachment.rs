@@ -233,7 +233,8 @@ fn start_attachment(entry: &'static memprof_plugin_entry_t, toml: &str) -> Resul
     }
     CREATED_INSTANCE.store(true, Ordering::Release);
     instance.report_memprof_thread();
-    LEASE_END_MS.store(boot_time_ms() + attachment.lease_ms, Ordering::Release);
+    let lease_end = boot_time_ms().saturating_add(attachment.lease_ms);
+    LEASE_END_MS.store(lease_end, Ordering::Release);
     INCLUDES_CHILDREN.store(attachment.children, Ordering::Release);
     IS_CHILD.store(false, Ordering::Release);
     thread_limit::RAISED_LIMIT.record(attachment.thread_limit);

@@ -163,7 +163,8 @@ unsafe fn run_call(
     let server_and_argument =
         server_version().and_then(|version| unsafe { Server::from_call(call, version) });
     let Some((server, argument)) = server_and_argument else {
-        return 0;
+        // SAFETY: the caller promises a call by the server, which passes a whole struct.
+        return unsafe { &mut *call }.return_null();
     };
     // SAFETY: the argument is a text, on the server's thread; no value above needs a drop.
     let message = unsafe { server.copy_argument(argument) };

@@ -84,10 +84,11 @@ impl Python {
     }
 }
 
-/// Creates the module and the plugin. Returns the module; null, with an `ImportError`, if the module cannot be created.
+/// Creates the module and the plugin. Returns the module; null, with an `ImportError`, if the module cannot be created;
+/// null alone after a panic.
 ///
 /// # Safety
-/// Python calls `PyInit_*`.
+/// Call this only from the function `PyInit_*` of the module, while Python, which holds its lock, calls that.
 #[doc(hidden)]
 pub unsafe fn init_module(
     entry: &'static memprof_plugin_entry_t,

@@ -18,6 +18,9 @@ const REPLIES_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval at which `should_stop` is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Reason and remedy for a process whose reply was not waited for.
+const INTERRUPTED: &str = "it had not answered when the server interrupted the query; try again";
+
 /// A process to which the message was sent.
 #[derive(Debug)]
 pub(super) struct ServerProcess {
@@ -39,7 +42,7 @@ type SocketReply = (u32, Result<Reply, MissingReply>);
 
 /// Sends a message to all other processes of the server that have a socket. Returns the reply of each, or the reason
 /// for which there is none, in any order. Waits at most 5 s; when `should_stop` returns true, the remaining replies
-/// are not waited for.
+/// are not waited for, and their reason says so.
 pub(super) fn query_other_processes(
     plugin: &str,
     message: &str,
@@ -54,14 +57,31 @@ pub(super) fn query_other_processes(
     };
     let request = request_line(MESSAGE, json!(params));
     let deadline = Instant::now() + REPLIES_TIMEOUT;
-    let (mut pending, mut finished) = (Vec::new(), Vec::new());
+    let (mut pending, mut replies) = (Vec::new(), Vec::new());
     for (pid, socket) in other_server_sockets() {
         match PendingRequest::send(pid, &socket, &request) {
             Ok(request) => pending.push(request),
-            Err(error) => finished.push((pid, Err(MissingReply::OtherSocket(error.to_string())))),
+            Err(error) => replies.push((pid, Err(MissingReply::OtherSocket(error.to_string())))),
         }
     }
-    while !pending.is_empty() && !should_stop() {
+    replies.extend(await_replies(pending, deadline, should_stop));
+    choose_replies(replies)
+}
+
+/// Waits for the replies to these requests until the deadline, or until `should_stop` returns true. Returns the reply
+/// of each process, or the reason for which there is none, in any order.
+fn await_replies(
+    mut pending: Vec<PendingRequest>,
+    deadline: Instant,
+    should_stop: impl Fn() -> bool,
+) -> Vec<SocketReply> {
+    let mut finished = Vec::new();
+    let mut missing = format!("it did not answer within {REPLIES_TIMEOUT:?}");
+    while !pending.is_empty() {
+        if should_stop() {
+            missing = INTERRUPTED.to_owned();
+            break;
+        }
         let remaining = deadline.saturating_duration_since(Instant::now());
         if remaining.is_zero() {
             break;
@@ -77,13 +97,12 @@ pub(super) fn query_other_processes(
             }
         }
     }
-    let timed_out = format!("it did not answer within {REPLIES_TIMEOUT:?}");
-    finished.extend(
-        pending
-            .into_iter()
-            .map(|request| (request.pid, Err(MissingReply::Failed(timed_out.clone())))),
-    );
-    choose_replies(finished)
+    let missing = |request: PendingRequest| {
+        let reason = MissingReply::Failed(missing.clone());
+        (request.pid, Err(reason))
+    };
+    finished.extend(pending.into_iter().map(missing));
+    finished
 }
 
 /// Chooses one result for each process. A process has several sockets if it has several plugins; the result of the
@@ -210,6 +229,27 @@ mod tests {
         check(&[&line("a"), unknown], Ok("a"));
         check(&[unknown, failed], Err("no"));
         check(&[unknown], Err("unknown plugin"));
+    }
+
+    #[test]
+    fn reason_for_a_missing_reply_is_that_of_the_end_of_the_wait() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("silent.sock");
+        let _silent = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let pid = std::process::id();
+        let check = |deadline: Instant, is_stopped: bool, expected: &str| {
+            let pending = vec![PendingRequest::send(pid, &path, "{}\n").unwrap()];
+            let replies = await_replies(pending, deadline, || is_stopped).into_iter();
+            let reasons: Vec<_> = replies
+                .map(|(pid, reply)| (pid, reply.unwrap_err()))
+                .collect();
+            let expected = MissingReply::Failed(expected.to_owned());
+            assert_eq!(reasons, [(pid, expected)]);
+        };
+        let now = Instant::now();
+        check(now, false, "it did not answer within 5s");
+        check(now, true, INTERRUPTED);
+        check(now + REPLIES_TIMEOUT, true, INTERRUPTED);
     }
 
     #[test]

@@ -34,6 +34,9 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// Interval at which a process that does not respond is checked for being stopped or frozen.
 const HALT_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
+/// Longest timeout, 100 years: a caller may give one that would overflow the clock.
+const MAX_TIMEOUT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// Time at which a wait ends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
@@ -43,10 +46,10 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// Creates a deadline that ends after `timeout` from now.
+    /// Creates a deadline that ends after `timeout` from now, at the latest after [`MAX_TIMEOUT`].
     pub(crate) fn after(timeout: Duration) -> Self {
         Self {
-            end: Instant::now() + timeout,
+            end: Instant::now() + timeout.min(MAX_TIMEOUT),
             timeout,
         }
     }

@@ -22,8 +22,9 @@ impl HostInfo {
     }
 }
 
-/// Reads the arguments of a program, each of which ends with NUL (/proc/PID/cmdline), and joins them by blanks. Of more
-/// than [`MAX_COMMAND_BYTES`] bytes, returns the first ones, followed by ` …`.
+/// Reads the arguments of a program, each of which ends with NUL (/proc/PID/cmdline), and joins them by blanks. Blanks
+/// in the program's path get a backslash. Of more than [`MAX_COMMAND_BYTES`] bytes, returns the first ones, followed by
+/// ` …`.
 fn read_command_line(arguments: impl Read) -> String {
     let mut bytes = Vec::new();
     // If reading fails, the part that was read is shown.
@@ -32,10 +33,25 @@ fn read_command_line(arguments: impl Read) -> String {
         .read_to_end(&mut bytes);
     let is_cut = bytes.len() as u64 > MAX_COMMAND_BYTES;
     bytes.truncate(MAX_COMMAND_BYTES as usize);
-    let command = String::from_utf8_lossy(&bytes).replace('\0', " ");
+    let command = String::from_utf8_lossy(&bytes);
+    let (program, arguments) = match command.find('\0') {
+        Some(end) => command.split_at(end),
+        None => (&*command, ""),
+    };
+    let command = mark_blanks_in_path(program) + &arguments.replace('\0', " ");
     match is_cut {
         true => format!("{command} …"),
         false => command.trim_end().to_owned(),
+    }
+}
+
+/// Puts a backslash before each blank of a program's path, so that a client finds its end. A title that the program
+/// gave itself, such as `postgres: walwriter`, stays as it is: its first word has no slash.
+fn mark_blanks_in_path(program: &str) -> String {
+    let is_path = program.split(' ').next().unwrap_or_default().contains('/');
+    match is_path {
+        true => program.trim_end().replace(' ', "\\ "),
+        false => program.to_owned(),
     }
 }
 
@@ -48,9 +64,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_command_is_cut() {
+    fn command_is_one_line_and_cut_if_it_is_long() {
         assert_eq!(read_command_line(&b"sleep\0 5\0"[..]), "sleep  5");
         assert_eq!(read_command_line(&b""[..]), "");
+        let check = |arguments: &[u8], expected: &str| {
+            assert_eq!(read_command_line(arguments), expected);
+        };
+        check(b"/bin/web\0--log\0a b\0", "/bin/web --log a b");
+        check(b"/opt/my shop/web\0-x\0", r"/opt/my\ shop/web -x");
+        check(b"/opt/my shop/web", r"/opt/my\ shop/web");
+        check(b"postgres: walwriter  \0\0", "postgres: walwriter");
         let long = vec![b'\x1b'; 2 << 20];
         let command = read_command_line(long.as_slice());
         let end = command.strip_prefix(&"\x1b".repeat(MAX_COMMAND_BYTES as usize));

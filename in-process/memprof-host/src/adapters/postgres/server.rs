@@ -24,6 +24,15 @@ pub struct Call {
     arguments: [Argument; 1],
 }
 
+impl Call {
+    /// Sets the SQL function's result to NULL, and returns its datum. Without the former, the server would read the
+    /// text at address 0.
+    pub(super) fn return_null(&mut self) -> Datum {
+        self.is_null = true;
+        0
+    }
+}
+
 /// postgres.h, `NullableDatum`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +49,8 @@ const PG_UTF8: c_int = 6;
 const EXTERNAL_ROUTINE_EXCEPTION: c_int = 3 | 8 << 6;
 /// `out_of_memory`, 53200.
 const OUT_OF_MEMORY: c_int = 5 | 3 << 6 | 2 << 12;
+/// memutils.h, `MaxAllocSize`: for a larger block, `palloc_extended` raises an error, by longjmp.
+const MAX_BLOCK_BYTES: usize = 0x3fff_ffff;
 /// Largest length of an error in bytes: clients show the whole text.
 const ERROR_LIMIT: usize = 4000;
 
@@ -59,7 +70,8 @@ pub(super) enum Outcome {
 pub(super) struct Server {
     text_to_cstring: unsafe extern "C-unwind" fn(Datum) -> *mut c_char,
     process_interrupts: unsafe extern "C-unwind" fn(),
-    /// Returns null, with the flag that is used here, if there is no memory and the size is below 1 GB.
+    /// Returns null, with the flag that is used here, if there is no memory and the size is at most
+    /// [`MAX_BLOCK_BYTES`].
     palloc_extended: unsafe extern "C" fn(usize, c_int) -> *mut c_void,
     get_database_encoding: unsafe extern "C" fn() -> c_int,
     /// miscadmin.h, `volatile sig_atomic_t InterruptPending`.
@@ -95,24 +107,22 @@ type Text = *const c_char;
 
 impl Server {
     /// Returns the server's functions, and the argument of a call with one text. `None` if the call has another number
-    /// of arguments or a NULL, or a function is missing; then also sets the SQL function's result to NULL.
+    /// of arguments or a NULL, or a function is missing.
     ///
     /// # Safety
     /// The server, whose `server_version_num` is `version`, is calling.
-    pub(super) unsafe fn from_call(call: *mut Call, version: c_int) -> Option<(Self, Datum)> {
+    pub(super) unsafe fn from_call(call: *const Call, version: c_int) -> Option<(Self, Datum)> {
         // SAFETY: the caller promises a call by the server, which passes a whole struct.
-        let call = unsafe { &mut *call };
-        // SAFETY: the caller promises the server's version.
-        let server = unsafe { Self::find(version) };
-        match (server, &call.arguments) {
-            (Some(server), [argument]) if call.count == 1 && !argument.is_null => {
-                Some((server, argument.value))
-            }
-            _ => {
-                call.is_null = true;
-                None
-            }
+        let call = unsafe { &*call };
+        if call.count != 1 {
+            return None;
         }
+        let [argument] = call.arguments;
+        if argument.is_null {
+            return None;
+        }
+        // SAFETY: the caller promises the server's version.
+        Some((unsafe { Self::find(version) }?, argument.value))
     }
 
     /// Looks up PostgreSQL's functions in the host. `None` if one is missing.
@@ -176,8 +186,9 @@ impl Server {
         match reply {
             Ok(text) => {
                 let bytes = self.replace_unencodable(text).into_bytes();
-                // postgres.h, `SET_VARSIZE_4B`: the size with these 4 bytes, shifted by 2 bits for flags.
-                let head = ((bytes.len() as u32 + 4) << 2).to_ne_bytes();
+                // postgres.h, `SET_VARSIZE_4B`: the size with these 4 bytes, shifted by 2 bits for flags. The size of a
+                // text that fits in a block does not wrap.
+                let head = ((bytes.len() as u32).wrapping_add(4) << 2).to_ne_bytes();
                 self.copy_to_server(&[&head, &bytes]).map(Outcome::Text)
             }
             Err(reason) => {
@@ -198,10 +209,14 @@ impl Server {
         text.replace(|c| !fits(c), "?")
     }
 
-    /// Copies the parts, one after the other, to a block of the server's memory. `None` if there is no memory.
+    /// Copies the parts, one after the other, to a block of the server's memory. `None` if there is no memory, or the
+    /// parts are longer than any block.
     fn copy_to_server(self, parts: &[&[u8]]) -> Option<*const c_void> {
         let bytes = parts.concat();
-        // SAFETY: palloc.h: below 1 GB, which no reply reaches, it returns null if there is no memory.
+        if bytes.len() > MAX_BLOCK_BYTES {
+            return None;
+        }
+        // SAFETY: palloc.h: up to this size, it returns null if there is no memory.
         let block = unsafe { (self.palloc_extended)(bytes.len(), MCXT_ALLOC_NO_OOM) };
         if block.is_null() {
             return None;
@@ -268,6 +283,7 @@ impl ErrorApi {
 mod tests {
     use std::mem::offset_of;
 
+    use super::super::{handle_call, handle_call_for_all};
     use super::*;
 
     #[test]
@@ -277,5 +293,27 @@ mod tests {
         assert_eq!(offset_of!(Call, count), 30);
         assert_eq!(offset_of!(Call, arguments), 32);
         assert_eq!(size_of::<Argument>(), 16);
+    }
+
+    #[test]
+    fn result_is_null_without_a_server() {
+        for handle in [handle_call, handle_call_for_all] {
+            let argument = Argument {
+                value: 0,
+                is_null: false,
+            };
+            let mut call = Call {
+                function: ptr::null(),
+                context: ptr::null(),
+                result: ptr::null(),
+                collation: 0,
+                is_null: false,
+                count: 1,
+                arguments: [argument],
+            };
+            // SAFETY: no function of a server is found here, so the argument is not read.
+            assert_eq!(unsafe { handle(&raw mut call) }, 0);
+            assert!(call.is_null);
+        }
     }
 }
