@@ -185,6 +185,7 @@ impl<'p> Store<'p> {
 
         let newest: Value = serde_json::from_str(&self.query_at_end(&["top", "--json"])?)?;
         let newest = ["inuse_space", "inuse_objects"].map(|kind| newest["totals"][kind].as_f64());
+        ensure!(!newest.contains(&None), "fleet top has no totals");
         let all = format!("{HOURS}h");
         let flame = ["flame", "--format", "collapsed", "--for", &all];
         let flame = self.query_at_end(&flame)?;
@@ -199,15 +200,19 @@ impl<'p> Store<'p> {
             ensure!(sums("all") == written.map(Some), "{}", message());
             ensure!(sums("newest")[1..] == newest, "{}: {newest:?}", message());
             // memprof-fleet rounds the value of each stack.
-            let (engine_mean, max_difference) =
-                (totals["mean"].as_f64(), flame.lines().count() as f64);
-            let differs =
-                engine_mean.is_none_or(|engine_mean| (engine_mean - mean).abs() > max_difference);
-            ensure!(!differs, "{}: {mean}", message());
+            let max_difference = flame.lines().count() as f64;
+            let is_equal = is_near(totals["mean"].as_f64(), mean, max_difference);
+            ensure!(is_equal, "{}: {mean}", message());
         }
         println!("memprof-fleet, duckdb, chdb and pyarrow count the same: {counted}");
         Ok(())
     }
+}
+
+/// Whether a value differs from the expected one by `max_difference` at most. False if one of them is missing: `None`,
+/// or NaN.
+fn is_near(value: Option<f64>, expected: f64, max_difference: f64) -> bool {
+    value.is_some_and(|value| (value - expected).abs() <= max_difference)
 }
 
 /// Returns the stacks of a program's dump in memprof-report's corpus, as `ROOT;…;LEAF`.
@@ -236,4 +241,17 @@ fn directory_size(directory: &Path) -> Result<u64> {
         };
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_near;
+
+    #[test]
+    fn missing_number_is_not_near() {
+        assert!(is_near(Some(7.0), 8.0, 1.0));
+        assert!(!is_near(Some(7.0), 8.1, 1.0));
+        assert!(!is_near(None, 8.0, 1.0));
+        assert!(!is_near(Some(7.0), f64::NAN, 1.0));
+    }
 }

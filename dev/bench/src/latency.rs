@@ -8,11 +8,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use memprof_host::client::Client;
 use tempfile::TempDir;
+use testkit::LineReader;
 use xtask::dist::{compile, dist_dir, host_library_path, host_link_args};
 use xtask::run::output;
 
@@ -22,6 +23,9 @@ use crate::plugin::{Host, config_text, load_plugin};
 /// Rounds, in each of which every path has its messages, so that load on the machine meets all.
 const ROUNDS: usize = 20;
 const MESSAGES_PER_ROUND: usize = 500;
+
+/// Time that Redis may take to start, and to reply.
+const REDIS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Path of a message, and the function that sends one and waits for its reply.
 type MessagePath<'a> = (&'static str, Box<dyn FnMut() -> Result<()> + 'a>);
@@ -101,7 +105,8 @@ pub(crate) fn measure_latencies(measurements: &mut Measurements) -> Result<()> {
         paths.push((
             name,
             Box::new(move || {
-                black_box(plugin.message(message, ""));
+                let reply = black_box(plugin.message(message, ""));
+                ensure!(reply.status_code == 0, "{message} is refused");
                 Ok(())
             }),
         ));
@@ -255,21 +260,23 @@ impl Redis {
             .stdout(Stdio::piped())
             .spawn()
             .context("redis-server")?;
-        let mut log = BufReader::new(child.stdout.take().context("redis-server has no stdout")?);
-        let mut line = String::new();
+        let mut log = LineReader::new(child.stdout.take().context("redis-server has no stdout")?);
+        // From here on, the process is killed on an error.
+        let redis = Self { child, directory };
         // Older versions of Redis log this with a small letter.
-        while !line.contains("eady to accept connections") {
-            line.clear();
-            ensure!(log.read_line(&mut line)? != 0, "redis-server ended");
-        }
+        log.find_line(REDIS_TIMEOUT, |line| {
+            line.contains("eady to accept connections").then_some(())
+        })
+        .context("redis-server is not ready")?;
         // Redis logs each message, and would block on a full pipe.
-        thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
-        Ok(Self { child, directory })
+        thread::spawn(move || std::io::copy(&mut log.into_inner(), &mut std::io::sink()));
+        Ok(redis)
     }
 
     /// Connects to the server's Unix socket.
     fn connect(&self) -> Result<RedisClient> {
         let stream = UnixStream::connect(self.directory.path().join("socket"))?;
+        stream.set_read_timeout(Some(REDIS_TIMEOUT))?;
         Ok(RedisClient(BufReader::new(stream)))
     }
 }

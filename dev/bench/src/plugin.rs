@@ -5,17 +5,18 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::hint::black_box;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use memprof_host::client::Client;
 use memprof_host::{Config, HostProgram};
+use testkit::LineReader;
 
 use xtask::dist::dist_dir;
 use xtask::run::project_root;
@@ -24,6 +25,8 @@ use crate::limits::Measurements;
 
 const ROUND_TRIPS: u32 = 50_000;
 const DISPATCHES: u32 = 500_000;
+/// Time that a host may take to open its socket.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for which wakeups are counted.
 const IDLE_TIME: Duration = Duration::from_secs(10);
 
@@ -80,6 +83,8 @@ pub(crate) fn load_plugin(plugin: &str, config: &str) -> Result<memprof_host::In
 /// multiple of the time that the host takes for the line and the reply alone.
 fn measure_dispatch(measurements: &mut Measurements) -> Result<()> {
     let plugin = load_plugin("plugins/hello_c.so", "")?;
+    let status = plugin.message("hello", "").status_code;
+    ensure!(status == 0, "hello_c does not reply: status {status}");
     let via_plugin = measure_fastest_nanoseconds(|| drop(black_box(plugin.message("hello", ""))));
     let direct = measure_fastest_nanoseconds(|| drop(black_box(log_and_reply())));
     measurements.record(
@@ -116,7 +121,11 @@ fn measure_memory(measurements: &mut Measurements) -> Result<()> {
         "plugins/memory_profile.so",
         &format!("dump_dir = {directory:?}"),
     )?;
-    black_box(plugin.message("status", ""));
+    let status = plugin.message("status", "").status_code;
+    ensure!(
+        status == 0,
+        "memory_profile does not reply: status {status}"
+    );
     measurements.record(
         "private memory of the idle plugin",
         (anonymous_kib()? - before) as f64,
@@ -162,7 +171,8 @@ fn measure_round_trips(host: &Host, measurements: &mut Measurements) -> Result<(
     let mut client = Client::connect(&host.socket)?;
     let start = Instant::now();
     for _ in 0..ROUND_TRIPS {
-        client.message("hello_c", "hello", "", None)?;
+        let reply = client.message("hello_c", "hello", "", None)?;
+        ensure!(reply.result.status_code == 0, "{:?}", reply.result);
     }
     let rate = f64::from(ROUND_TRIPS) / start.elapsed().as_secs_f64();
     let bare = measure_bare_round_trips()?;
@@ -241,7 +251,7 @@ fn context_switches(pid: u32) -> Result<BTreeMap<OsString, u64>> {
 /// A process of the example `c_host` with both plugins; dropping it kills it.
 pub(crate) struct Host {
     child: Child,
-    pub(crate) socket: std::path::PathBuf,
+    pub(crate) socket: PathBuf,
 }
 
 impl Host {
@@ -259,20 +269,20 @@ impl Host {
             .stderr(Stdio::piped())
             .spawn()
             .context("failed to start c_host")?;
-        let mut log = BufReader::new(child.stderr.take().context("c_host has no stderr")?);
-        let mut line = String::new();
-        let socket = loop {
-            line.clear();
-            if log.read_line(&mut line)? == 0 {
-                bail!("c_host ended");
-            }
-            if let Some((_, socket)) = line.trim_end().split_once("control socket ") {
-                break socket.into();
-            }
+        let mut log = LineReader::new(child.stderr.take().context("c_host has no stderr")?);
+        // From here on, the process is killed on an error.
+        let mut host = Self {
+            child,
+            socket: PathBuf::new(),
         };
+        let socket = log.find_line(START_TIMEOUT, |line| {
+            let (_, socket) = line.trim_end().split_once("control socket ")?;
+            Some(socket.into())
+        });
+        host.socket = socket.context("c_host has opened no socket")?;
         // The log must be read, or the host would block on a full pipe.
-        thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
-        Ok(Self { child, socket })
+        thread::spawn(move || std::io::copy(&mut log.into_inner(), &mut std::io::sink()));
+        Ok(host)
     }
 }
 

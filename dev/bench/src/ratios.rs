@@ -18,9 +18,10 @@ impl Ratios {
         Self(sorted)
     }
 
-    /// Median; the larger of the two middle ratios if their number is even.
+    /// Median; the mean of the two middle ratios if their number is even.
     pub(crate) fn median(&self) -> f64 {
-        self.0[self.0.len() / 2]
+        let count = self.0.len();
+        (self.0[(count - 1) / 2] + self.0[count / 2]) / 2.0
     }
 }
 
@@ -28,5 +29,21 @@ impl fmt::Display for Ratios {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (least, most) = (self.0[0], self.0[self.0.len() - 1]);
         write!(f, "{:.3} ({least:.3}..{most:.3})", self.median())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Ratios;
+
+    #[test]
+    fn median_of_an_odd_and_of_an_even_number() {
+        let check = |ratios: &[f64], expected: &str| {
+            assert_eq!(Ratios::new(ratios).to_string(), expected);
+        };
+        check(&[1.0], "1.000 (1.000..1.000)");
+        check(&[3.0, 1.0, 2.5], "2.500 (1.000..3.000)");
+        check(&[3.0, 1.0], "2.000 (1.000..3.000)");
+        check(&[9.0, 1.0, 2.0, 3.0], "2.500 (1.000..9.000)");
     }
 }

@@ -1,15 +1,15 @@
 //! Reply times of a host with many arenas, and the cost of a watch rule.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
 use serde_json::Value;
+use testkit::LineReader;
 use testkit::processes::threads;
 
 use torture::programs::build_stress_host;
@@ -29,6 +29,9 @@ const MESSAGES: &[(&[&str], &str)] = &[
     ),
     (&["stats"], "stats with 100 arenas, 90 %"),
 ];
+
+/// Time that the host may take to start, to use its arenas, and to start its threads.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time for which the watch thread is measured.
 const WATCH_TIME: Duration = Duration::from_secs(10);
@@ -83,7 +86,7 @@ fn measure_watch(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Waits until every arena is in use, and returns their number. Fails after 30 s.
+/// Waits until every arena is in use, and returns their number. Fails after [`START_TIMEOUT`].
 fn wait_for_arenas(client: &mut Client) -> Result<usize> {
     let start = Instant::now();
     loop {
@@ -96,7 +99,7 @@ fn wait_for_arenas(client: &mut Client) -> Result<usize> {
             return Ok(count);
         }
         ensure!(
-            start.elapsed() < Duration::from_secs(30),
+            start.elapsed() < START_TIMEOUT,
             "only {count} arenas came into use"
         );
     }
@@ -143,26 +146,24 @@ impl Host {
             .stderr(Stdio::piped())
             .spawn()
             .context("failed to start stress_host")?;
-        let mut log = BufReader::new(child.stderr.take().context("stress_host has no stderr")?);
-        let mut line = String::new();
-        while line != "ready\n" {
-            line.clear();
-            if log.read_line(&mut line)? == 0 {
-                bail!("stress_host ended");
-            }
-        }
-        // The log must be read, or the host would block on a full pipe.
-        thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
-        Ok(Self {
+        let mut log = LineReader::new(child.stderr.take().context("stress_host has no stderr")?);
+        // From here on, the process is killed on an error.
+        let host = Self {
             child,
             socket,
             _directory: directory,
-        })
+        };
+        log.find_line(START_TIMEOUT, |line| (line == "ready").then_some(()))
+            .context("stress_host is not ready")?;
+        // The log must be read, or the host would block on a full pipe.
+        thread::spawn(move || std::io::copy(&mut log.into_inner(), &mut std::io::sink()));
+        Ok(host)
     }
 }
 
 impl Host {
-    /// Waits for a thread with this name, and returns its directory /proc/PID/task/TID. Fails after 30 s.
+    /// Waits for a thread with this name, and returns its directory /proc/PID/task/TID. Fails after
+    /// [`START_TIMEOUT`].
     fn wait_for_thread(&self, name: &str) -> Result<PathBuf> {
         let start = Instant::now();
         loop {
@@ -170,10 +171,7 @@ impl Host {
             if let Some((task, _)) = threads.find(|(_, known)| known == name) {
                 return Ok(task);
             }
-            ensure!(
-                start.elapsed() < Duration::from_secs(30),
-                "no thread {name}"
-            );
+            ensure!(start.elapsed() < START_TIMEOUT, "no thread {name}");
         }
     }
 }

@@ -38,8 +38,13 @@ pub(crate) fn measure_server(measurements: &mut Measurements) -> Result<()> {
     let mut bytes = 0;
     for _ in 0..ROUNDS {
         let start = Instant::now();
-        client.message("memory_profile", "dump", "", None)?;
+        let reply = client.message("memory_profile", "dump", "", None)?;
         bare.push(start.elapsed());
+        ensure!(
+            reply.result.status_code == 0,
+            "a dump failed: {:?}",
+            reply.result
+        );
         let start = Instant::now();
         bytes = count_response_bytes(send_request(&http, "/pprof/heap")?)?;
         served.push(start.elapsed());

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use webdriver::Browser;
 
 use xtask::dist::dist_dir;
@@ -82,7 +82,7 @@ pub(crate) fn measure_viewer(measurements: &mut Measurements) -> Result<()> {
         ))
     };
     let mut record = |figure: &str, round: &dyn Fn() -> serde_json::Value| {
-        let times = measure_sorted_times(round);
+        let times = measure_sorted_times(round).with_context(|| figure.to_owned())?;
         let median = times[ROUNDS / 2];
         measurements.record(figure, times[0], format_args!("median {median:.0}"))
     };
@@ -105,7 +105,7 @@ pub(crate) fn measure_viewer(measurements: &mut Measurements) -> Result<()> {
     })?;
     let frame = measure_sorted_times(|| {
         browser.run_async_script(&format!("{TIME_FUNCTION} time(() => {{}});"))
-    });
+    })?;
     println!(
         "viewer, a frame in which nothing changes: {:.0} ms",
         frame[0]
@@ -113,13 +113,16 @@ pub(crate) fn measure_viewer(measurements: &mut Measurements) -> Result<()> {
     Ok(())
 }
 
-/// Runs [`ROUNDS`] rounds, and returns the milliseconds that they return, sorted. A round that returns no number counts
-/// as NaN, which comes last.
-fn measure_sorted_times(round: impl Fn() -> serde_json::Value) -> Vec<f64> {
-    let rounds = (0..ROUNDS).map(|_| round().as_f64().unwrap_or(f64::NAN));
-    let mut times: Vec<f64> = rounds.collect();
+/// Runs [`ROUNDS`] rounds, and returns the milliseconds that they return, sorted. Fails if a round returns no number.
+fn measure_sorted_times(round: impl Fn() -> serde_json::Value) -> Result<Vec<f64>> {
+    let rounds = (0..ROUNDS).map(|_| {
+        let value = round();
+        let time = value.as_f64();
+        time.with_context(|| format!("a round returned no number: {value}"))
+    });
+    let mut times = rounds.collect::<Result<Vec<f64>>>()?;
     times.sort_by(f64::total_cmp);
-    times
+    Ok(times)
 }
 
 /// Bytes of a text after `gzip -9`.
@@ -135,5 +138,21 @@ fn gzip_len(text: &str) -> Result<usize> {
         .take()
         .context("gzip has no stdin")?
         .write_all(text.as_bytes())?;
-    Ok(gzip.wait_with_output()?.stdout.len())
+    let packed = gzip.wait_with_output()?;
+    ensure!(packed.status.success(), "gzip: {}", packed.status);
+    Ok(packed.stdout.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn round_without_a_number_fails() {
+        assert_eq!(measure_sorted_times(|| json!(7)).unwrap(), [7.0; ROUNDS]);
+        let error = measure_sorted_times(|| Value::Null).unwrap_err();
+        assert!(error.to_string().contains("null"), "{error}");
+    }
 }

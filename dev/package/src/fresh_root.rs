@@ -104,11 +104,15 @@ fn fill_packages_dir(packages: &Path, system: &Path) -> Result<()> {
     toolchain::compile_c_program(&program, &directory.join("unprepared"))
 }
 
+/// Time limit of a script, in seconds: its loops wait for programs that may hang.
+const SCRIPT_SECONDS: &str = "1800";
+
 /// Runs a script with bash in a system, in process and mount namespaces of its own, and returns its output. Fails if
-/// the script does.
+/// the script does, and, with the code 124 of timeout(1), after [`SCRIPT_SECONDS`].
 fn run_in_system(system: &Path, script: &str) -> Result<String> {
-    let mut command = Command::new("unshare");
+    let mut command = Command::new("timeout");
     command
+        .args(["--kill-after=5", SCRIPT_SECONDS, "unshare"])
         .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])
         .arg(format!("--root={}", system.display()))
         .args(["/usr/bin/env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"])

@@ -74,17 +74,32 @@ fn dynamic_entries(file: &Path, kind: &str) -> Result<Vec<String>> {
 }
 
 /// Returns the newest version of glibc that the symbols in the output of `objdump -T` need, as its first two numbers.
-/// Fails if they need none.
+/// Fails if they need none, or one that is no number, such as `GLIBC_PRIVATE`, which may change with each glibc.
 fn newest_glibc(symbols: &str) -> Result<(u32, u32)> {
-    let named = symbols.split("GLIBC_").skip(1);
-    let versions = named.filter_map(|rest| parse_version(rest.split([')', ' ']).next()?).ok());
-    versions.max().context("no symbol of glibc")
+    let mut newest = None;
+    for line in symbols.lines() {
+        newest = newest.max(needed_glibc(line)?);
+    }
+    newest.context("no symbol of glibc")
+}
+
+/// Returns the version of glibc that a line of `objdump -T` names, as its first two numbers; `None` if it names none.
+/// Fails if the version is no number.
+fn needed_glibc(line: &str) -> Result<Option<(u32, u32)>> {
+    let Some((_, version)) = line.split_once("GLIBC_") else {
+        return Ok(None);
+    };
+    let version = version.split([')', ' ']).next().unwrap_or_default();
+    Ok(Some(
+        parse_version(version).with_context(|| line.to_owned())?,
+    ))
 }
 
 /// Returns the lines of `objdump -T` whose symbols need this version of glibc.
 fn lines_with_version(symbols: &str, version: (u32, u32)) -> String {
-    let name = format!("GLIBC_{}.{}", version.0, version.1);
-    let lines = symbols.lines().filter(|line| line.contains(&name));
+    let needs_version =
+        |line: &&str| matches!(needed_glibc(line), Ok(Some(found)) if found == version);
+    let lines = symbols.lines().filter(needs_version);
     lines.collect::<Vec<_>>().join("\n")
 }
 
@@ -111,5 +126,23 @@ mod tests {
         assert_eq!(newest_glibc(symbols).unwrap(), (2, 17));
         assert!(lines_with_version(symbols, (2, 17)).ends_with("clock_gettime"));
         assert!(newest_glibc("nothing").is_err());
+    }
+
+    #[test]
+    fn lines_of_one_version_are_not_those_of_another() {
+        let symbols =
+            "(GLIBC_2.1) old\n(GLIBC_2.17) clock_gettime\n(GLIBC_2.1.3) older\nGLIBC_2.1   own\n";
+        let lines = lines_with_version(symbols, (2, 1));
+        assert_eq!(
+            lines,
+            "(GLIBC_2.1) old\n(GLIBC_2.1.3) older\nGLIBC_2.1   own"
+        );
+    }
+
+    #[test]
+    fn version_that_is_no_number_fails() {
+        let error = newest_glibc("(GLIBC_2.17) read\n(GLIBC_PRIVATE) _dl_allocate_tls\n");
+        let error = format!("{:#}", error.unwrap_err());
+        assert!(error.contains("_dl_allocate_tls"), "{error}");
     }
 }

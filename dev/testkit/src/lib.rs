@@ -5,13 +5,15 @@
 //! crate installs no Debian package: [`Server::packages`] lists those that a server needs.
 //!
 //! [`s3`] is an object store that fails on request, [`seaweedfs`] a real one; [`tls`] creates certificates, and
-//! [`python`] installs packages from Python's index, and [`node`] unpacks those of npm's registry.
+//! [`python`] installs packages from Python's index, and [`node`] unpacks those of npm's registry. [`LineReader`] reads
+//! a process's output without waiting for one that hangs.
 
 mod broker;
 mod databases;
 mod dns;
 mod half_open;
 mod ldap;
+mod line_reader;
 mod net_client;
 pub mod node;
 pub mod planted;
@@ -19,6 +21,7 @@ mod polling;
 pub mod processes;
 mod psql_session;
 pub mod python;
+mod random;
 mod run;
 pub mod s3;
 pub mod seaweedfs;
@@ -27,8 +30,10 @@ mod server_dir;
 pub mod tls;
 mod web;
 
+pub use line_reader::LineReader;
 pub use polling::pause;
-pub use run::Run;
+pub use random::Random;
+pub use run::{Run, limit_time};
 pub use server::{ExitReport, ProfiledProcess, RunningServer, Server};
 pub use server_dir::{ServerDir, User};
 

@@ -3,8 +3,27 @@
 use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::process::{Child, ExitStatus};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+
+use crate::polling::pause;
+
+/// Waits until a child exits, and returns its exit status. `None` if it still runs after `timeout`.
+///
+/// # Errors
+/// The child was waited for by other means.
+pub fn wait_for_exit(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> {
+    let start = Instant::now();
+    loop {
+        let ended = child.try_wait()?;
+        if ended.is_some() || start.elapsed() > timeout {
+            return Ok(ended);
+        }
+        pause();
+    }
+}
 
 /// Returns the rest of the line of /proc/PID/status that begins with `field`, such as `Uid:`.
 ///

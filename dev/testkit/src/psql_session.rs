@@ -1,19 +1,25 @@
 //! A session of psql(1) that stays open, so that one backend serves it.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+
+use crate::line_reader::LineReader;
 
 /// Line that psql prints after each reply.
 const END_MARKER: &str = "-- end of the answer --";
+
+/// Timeout of a statement, long enough for a busy machine.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A psql process; dropping it ends the session.
 #[derive(Debug)]
 pub(crate) struct PsqlSession {
     client: Child,
     input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    output: LineReader<ChildStdout>,
 }
 
 impl PsqlSession {
@@ -28,7 +34,7 @@ impl PsqlSession {
             .with_context(|| format!("failed to start {command:?}"))?;
         Ok(Self {
             input: client.stdin.take().context("stdin is piped")?,
-            output: BufReader::new(client.stdout.take().context("stdout is piped")?),
+            output: LineReader::new(client.stdout.take().context("stdout is piped")?),
             client,
         })
     }
@@ -36,20 +42,20 @@ impl PsqlSession {
     /// Executes a statement and returns its rows as psql prints them; none if the statement fails.
     ///
     /// # Errors
-    /// The session ended.
+    /// The session ended, or the statement takes longer than [`STATEMENT_TIMEOUT`].
     pub(crate) fn execute(&mut self, statement: &str) -> Result<String> {
         writeln!(self.input, "{statement}\n\\echo {END_MARKER}")?;
         let mut reply = String::new();
-        loop {
-            let before = reply.len();
-            if self.output.read_line(&mut reply)? == 0 {
-                bail!("the session ended: {reply}");
+        let is_end = |line: &str| {
+            let is_end = line.trim_end() == END_MARKER;
+            if !is_end {
+                reply.extend([line, "\n"]);
             }
-            if reply[before..].trim_end() == END_MARKER {
-                reply.truncate(before);
-                return Ok(reply);
-            }
-        }
+            is_end.then_some(())
+        };
+        let ended = self.output.find_line(STATEMENT_TIMEOUT, is_end);
+        ended.with_context(|| format!("{statement}: the session printed {reply:?}"))?;
+        Ok(reply)
     }
 }
 

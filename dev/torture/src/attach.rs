@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
@@ -15,13 +15,15 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use testkit::processes::plugin_threads;
+use testkit::{LineReader, limit_time};
 
 use super::SuiteLength;
+use super::host::REPLY_TIMEOUT;
 use super::host_dir::{HostDir, create_private_dir};
 use xtask::dist::dist_dir;
 
-/// Timeout of a program's reply, long enough for a busy machine.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit of each command of `memprof`.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs the suite `attach`, and returns its figures in one line. Fails if a program notices an attachment: a call of it
 /// fails or returns early, a value or its code changes, or it dies.
@@ -71,7 +73,7 @@ fn median_and_longest(stops: &mut [f64]) -> (f64, f64) {
 struct AttachTarget {
     child: Child,
     input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    output: LineReader<ChildStdout>,
     dir: HostDir,
     is_linked: bool,
 }
@@ -91,7 +93,7 @@ impl AttachTarget {
             .spawn()
             .with_context(|| name.to_owned())?;
         let input = child.stdin.take().context("no input")?;
-        let output = BufReader::new(child.stdout.take().context("no output")?);
+        let output = LineReader::new(child.stdout.take().context("no output")?);
         Ok(Self {
             child,
             input,
@@ -115,11 +117,11 @@ impl AttachTarget {
         self.child.id().to_string()
     }
 
-    /// Runs `memprof`, and returns its standard output; fails unless it succeeds.
+    /// Runs `memprof`, and returns its standard output; fails unless it succeeds within [`COMMAND_TIMEOUT`].
     fn run_memprof(&self, args: &[&str]) -> Result<String> {
-        let output = self.memprof_command(args).output()?;
-        let errors = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "memprof {args:?}: {errors}");
+        let output = limit_time(&self.memprof_command(args), COMMAND_TIMEOUT).output()?;
+        let (status, errors) = (output.status, String::from_utf8_lossy(&output.stderr));
+        ensure!(status.success(), "memprof {args:?}: {status}: {errors}");
         Ok(String::from_utf8(output.stdout)?)
     }
 
@@ -160,21 +162,29 @@ impl AttachTarget {
         self.run_memprof(&["detach", &self.pid()]).map(drop)
     }
 
-    /// Sends a ping, waits for the reply without a limit, and returns how often the program has found one of its values
-    /// changed. Fails if the program has ended, or if its reply took longer than [`REPLY_TIMEOUT`].
+    /// Sends a ping, and returns how often the program has found one of its values changed. Fails if the program has
+    /// ended, or does not reply within [`REPLY_TIMEOUT`].
     fn ping(&mut self) -> Result<u64> {
-        let start = Instant::now();
         self.input.write_all(b"ping\n").context("it is dead")?;
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
+        let line = self.output.read_line(REPLY_TIMEOUT)?;
         let answer = line.trim_end().strip_prefix("pong ");
         let bad = answer.with_context(|| format!("it answered {line:?}"))?;
-        ensure!(
-            start.elapsed() < REPLY_TIMEOUT,
-            "it took {:?}",
-            start.elapsed()
-        );
         Ok(bad.parse()?)
+    }
+
+    /// Waits until the program prints `ready`. Fails after [`REPLY_TIMEOUT`].
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let line = self.output.read_line(REPLY_TIMEOUT)?;
+        ensure!(line == "ready\n", "it printed {line:?}, not ready");
+        Ok(())
+    }
+
+    /// Ends the program by SIGTERM, and returns the rest of its output. Fails if the program goes on for longer than
+    /// [`REPLY_TIMEOUT`].
+    fn terminate(&mut self) -> Result<String> {
+        let pid = Pid::from_raw(self.child.id().cast_signed());
+        kill(pid, Signal::SIGTERM)?;
+        Ok(self.output.read_to_end(REPLY_TIMEOUT)?)
     }
 }
 
@@ -190,18 +200,12 @@ impl Drop for AttachTarget {
 /// each stop to `stops`. Returns the number of kinds of calls. Fails if one of these calls failed or returned early.
 fn attach_while_waiting(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
     let mut target = AttachTarget::start("waits", &[])?;
-    let mut ready = String::new();
-    target.output.read_line(&mut ready)?;
+    target.wait_until_ready()?;
     for _ in 0..times {
         stops.push(target.attach()?);
         target.detach()?;
     }
-    kill(
-        Pid::from_raw(target.child.id().cast_signed()),
-        Signal::SIGTERM,
-    )?;
-    let mut counts = String::new();
-    target.output.read_to_string(&mut counts)?;
+    let counts = target.terminate()?;
     // A line has the kind of call, the number of calls, and how many ended with EINTR, early, or with another error.
     for line in counts.lines() {
         let numbers: Vec<&str> = line.split(' ').skip(2).collect();
@@ -217,19 +221,13 @@ fn attach_while_waiting(times: u32, stops: &mut Vec<f64>) -> Result<usize> {
 /// wrong sum.
 fn attach_while_computing(kind: &str, times: u32, stops: &mut Vec<f64>) -> Result<()> {
     let mut target = AttachTarget::start("computes", &[kind])?;
-    let mut ready = String::new();
-    target.output.read_line(&mut ready)?;
+    target.wait_until_ready()?;
     for time in 0..times {
         let attached = target.attach();
         stops.push(attached.with_context(|| format!("{kind}, time {time}"))?);
         target.detach()?;
     }
-    kill(
-        Pid::from_raw(target.child.id().cast_signed()),
-        Signal::SIGTERM,
-    )?;
-    let mut counts = String::new();
-    target.output.read_to_string(&mut counts)?;
+    let counts = target.terminate()?;
     let counts = counts.trim_end().split_once(' ');
     let (rounds, wrong) = counts.with_context(|| format!("{kind} is dead"))?;
     ensure!(
@@ -321,14 +319,13 @@ fn kill_while_attaching(name: &str, times: u32) -> Result<u32> {
 fn detach_leftover(target: &AttachTarget) -> Result<()> {
     let start = Instant::now();
     loop {
-        let output = target
-            .memprof_command(&["detach", &target.pid()])
-            .output()?;
+        let detach = target.memprof_command(&["detach", &target.pid()]);
+        let output = limit_time(&detach, COMMAND_TIMEOUT).output()?;
         match output.status.code() {
             // 3 means that there was no plugin to detach.
             Some(0 | 3) if plugin_threads(target.pid().parse()?)?.is_empty() => return Ok(()),
             _ if start.elapsed() < REPLY_TIMEOUT => thread::sleep(Duration::from_millis(5)),
-            _ => bail!("{}", String::from_utf8_lossy(&output.stderr)),
+            _ => bail!("memprof detach leaves threads, or fails: {output:?}"),
         }
     }
 }

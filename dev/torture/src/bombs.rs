@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
 use serde_json::Value;
+use testkit::Random;
 
 use super::SuiteLength;
-use super::host::{HostSetup, dump, send_message};
+use super::host::{HostSetup, send_successfully};
 use xtask::dist::dist_dir;
 use xtask::run::run as run_to_end;
 
@@ -126,13 +127,13 @@ fn report_bomb(bomb: &Bomb, size: usize, packed_formats: &[&str], dir: &Path) ->
 }
 
 /// Runs `memprof report` with `limit` KiB of memory at most (`ulimit -d`), and returns its output, also if it failed.
-/// Fails only if the shell cannot be started.
+/// It ends with the code 124 of timeout(1) after ten minutes. Fails only if the shell cannot be started.
 fn report_with_limit(file: &Path, format: &str, limit: usize) -> Result<Output> {
     let mut report = Command::new("bash");
     report
         .args([
             "-c",
-            "ulimit -d \"$1\" && exec \"$2\" report --no-symbols --format \"$3\" \"$4\"",
+            "ulimit -d \"$1\" && exec timeout --kill-after=5 600 \"$2\" report --no-symbols --format \"$3\" \"$4\"",
         ])
         .args(["bash", &limit.to_string()])
         .arg(dist_dir().join("bin/memprof"))
@@ -146,7 +147,7 @@ fn report_with_limit(file: &Path, format: &str, limit: usize) -> Result<Output> 
 fn report_damaged_dumps(count: usize, dir: &Path) -> Result<usize> {
     let host = HostSetup::default().start()?;
     let mut client = host.client()?;
-    send_message(&mut client, "activate", "")?;
+    send_successfully(&mut client, "activate", "")?;
     let path = dump_with_samples(&mut client)?;
     let whole = fs::read(&path).with_context(|| path.clone())?;
     let file = dir.join("damaged.heap");
@@ -199,31 +200,18 @@ fn report_damaged_dumps(count: usize, dir: &Path) -> Result<usize> {
     Ok(damage_reported)
 }
 
-/// Dumps until a dump has samples, for [`SAMPLE_TIMEOUT`] at most, and returns its path. The report of an empty dump
-/// has a note, which would count as reported damage.
+/// Dumps until a dump has samples, for [`SAMPLE_TIMEOUT`] at most, and returns its path. Fails if a dump fails. The
+/// report of an empty dump has a note, which would count as reported damage.
 fn dump_with_samples(client: &mut Client) -> Result<String> {
     let start = Instant::now();
     loop {
-        let dump = dump(client)?;
+        let dump = send_successfully(client, "dump", "")?;
         if dump["estimated_inuse_bytes"].as_u64() > Some(0) {
-            return Ok(dump["path"].as_str().unwrap_or_default().to_owned());
+            return Ok(dump["path"].as_str().context("path")?.to_owned());
         }
         ensure!(
             start.elapsed() < SAMPLE_TIMEOUT,
             "nothing is sampled: {dump}"
         );
-    }
-}
-
-/// Pseudo-random numbers with a fixed seed (xorshift64).
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    /// Returns the next pseudo-random number, which is below `limit`.
-    pub(super) fn next_below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % limit as u64) as usize
     }
 }

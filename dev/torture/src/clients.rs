@@ -1,6 +1,7 @@
 //! Suite `clients`: slow clients of `memprof serve`, beside a client that sends and reads at once.
 
 use std::io::{ErrorKind, Read, Write};
+use std::mem;
 use std::net::TcpStream;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -72,7 +73,8 @@ pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
 }
 
 /// Runs [`CLIENTS`] slow clients of each of these kinds. Once all have connected, sends [`PROBES`] from a prompt client
-/// for a time. Returns the figures as text. Fails if more than `max_refused_percent` of the probes are refused.
+/// for a time. Returns the figures as text. Fails if the clients cannot connect, or if more than `max_refused_percent`
+/// of the probes are refused.
 fn run_clients(
     server: &Server,
     kinds: &[(&str, SlowClient)],
@@ -82,20 +84,20 @@ fn run_clients(
     let address = server.address.trim_start_matches("http://");
     let (address, _) = address.split_once('/').context("an address has a path")?;
     let is_over = AtomicBool::new(false);
-    let connections = AtomicUsize::new(0);
+    let (clients, connections) = (AtomicUsize::new(0), AtomicUsize::new(0));
     thread::scope(|scope| {
         for (_, slow) in kinds {
             for _ in 0..CLIENTS {
                 scope.spawn(|| {
-                    connect_repeatedly(address, *slow, &|| is_over.load(Relaxed), &connections)
+                    let is_over = || is_over.load(Relaxed);
+                    connect_repeatedly(address, *slow, &is_over, &clients, &connections);
                 });
             }
         }
         // All clients connect before the first probe.
-        while connections.load(Relaxed) < kinds.len() * CLIENTS {
-            testkit::pause();
-        }
-        let result = send_probes_for(time, address);
+        let result = wait_for_clients(&clients, kinds.len() * CLIENTS)
+            .and_then(|()| send_probes_for(time, address));
+        // The clients end only now, also after an error.
         is_over.store(true, Relaxed);
         let (answered, probes, slowest) = result?;
         ensure!(
@@ -109,6 +111,20 @@ fn run_clients(
             connections.load(Relaxed)
         ))
     })
+}
+
+/// Waits until `clients` is `expected`. Fails after [`RESPONSE_TIMEOUT`].
+fn wait_for_clients(clients: &AtomicUsize, expected: usize) -> Result<()> {
+    let start = Instant::now();
+    while clients.load(Relaxed) < expected {
+        ensure!(
+            start.elapsed() < RESPONSE_TIMEOUT,
+            "only {} of {expected} clients have connected after {RESPONSE_TIMEOUT:?}",
+            clients.load(Relaxed)
+        );
+        testkit::pause();
+    }
+    Ok(())
 }
 
 /// Sends [`PROBES`] in turn for a time. Returns how many got status 200, how many were sent, and the time of the
@@ -142,18 +158,23 @@ fn request_status(address: &str, request: &str) -> Result<String> {
 }
 
 /// Connects as a slow client, and again whenever the server closes the connection, until `is_over` returns true. Counts
-/// the connections in `connections`.
+/// itself in `clients` once it has connected, and each connection in `connections`.
 fn connect_repeatedly(
     address: &str,
     slow: SlowClient,
     is_over: &(dyn Fn() -> bool + Sync),
+    clients: &AtomicUsize,
     connections: &AtomicUsize,
 ) {
+    let mut has_connected = false;
     while !is_over() {
         // The probes fail if the server accepts no connections.
         let Ok(mut stream) = TcpStream::connect(address) else {
             continue;
         };
+        if !mem::replace(&mut has_connected, true) {
+            clients.fetch_add(1, Relaxed);
+        }
         connections.fetch_add(1, Relaxed);
         if slow(&mut stream, is_over).is_ok() {
             wait_for_close(&mut stream, is_over);
@@ -214,4 +235,21 @@ fn send_byte_by_byte(stream: &mut TcpStream, is_over: &dyn Fn() -> bool) -> std:
 /// Requests a response that is larger than the kernel's socket buffers, and does not read it.
 fn request_without_reading(stream: &mut TcpStream, _: &dyn Fn() -> bool) -> std::io::Result<()> {
     stream.write_all(b"GET /pprof/heap HTTP/1.1\r\nHost: localhost\r\n\r\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_client_that_reconnects_is_one_client() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (clients, connections) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let is_over = || connections.load(Relaxed) == 3;
+        // The slow client fails at once, as when the server closes the connection.
+        let fails: SlowClient = |_, _| Err(ErrorKind::BrokenPipe.into());
+        connect_repeatedly(&address, fails, &is_over, &clients, &connections);
+        assert_eq!((clients.into_inner(), connections.into_inner()), (1, 3));
+    }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use super::SuiteLength;
-use super::host::{REPLY_TIMEOUT, send_message};
+use super::host::{REPLY_TIMEOUT, send_message, send_successfully};
 use super::preloaded_program::PreloadedProgram;
 
 const CLIENTS: usize = 3;
@@ -31,7 +31,7 @@ fn check_foreign_descriptors() -> Result<()> {
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {
         let mut client = program.client()?;
-        send_message(&mut client, "status", "")?;
+        send_successfully(&mut client, "status", "")?;
         clients.push(client);
     }
     program.send_line("closefrom")?;
@@ -43,7 +43,7 @@ fn check_foreign_descriptors() -> Result<()> {
     let start = Instant::now();
     while program
         .client()
-        .and_then(|mut client| send_message(&mut client, "status", ""))
+        .and_then(|mut client| send_successfully(&mut client, "status", ""))
         .is_err()
     {
         program.check_alive()?;

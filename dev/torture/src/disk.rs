@@ -11,7 +11,7 @@ use nix::unistd::geteuid;
 
 use super::SuiteLength;
 use super::dump_dir::scan_dump_dir;
-use super::host::{HostSetup, StressHost, dump, send_message};
+use super::host::{HostSetup, StressHost, dump, require_success, send_message};
 use super::host_dir::{HostDir, create_private_dir};
 use xtask::run::run as run_command;
 
@@ -34,7 +34,7 @@ pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let options = length.pick("allocate=4 stacks=14", "allocate=4 stacks=18");
     let mut host = HostSetup::with_options(options).start_in(dir)?;
     let first = dump(&mut host.client()?)?;
-    ensure!(first["status"] == "ok", "{first}");
+    require_success("dump", &first)?;
     let freeze_time = length.pick(Duration::from_secs(1), Duration::from_secs(5));
     let mut longest = Duration::ZERO;
     for moment in [FreezeMoment::Before, FreezeMoment::While] {
@@ -108,15 +108,11 @@ fn dump_while_frozen(
 /// Whether the host has a dump's file open: a memfd, or a file in the dump directory.
 fn is_dumping(host: &StressHost) -> Result<bool> {
     let dumps = host.dir().dump_dir();
-    for descriptor in fs::read_dir(format!("/proc/{}/fd", host.pid()))? {
-        // The descriptor may have been closed since.
-        let file = fs::read_link(descriptor?.path()).unwrap_or_default();
-        let is_memory = file.to_string_lossy().starts_with("/memfd:memprof-dump");
-        if is_memory || file.starts_with(&dumps) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    let is_on_disk = host
+        .open_files()?
+        .iter()
+        .any(|file| file.starts_with(&dumps));
+    Ok(is_on_disk || host.has_dump_in_memory()?)
 }
 
 /// Returns the longest time in which the host allocated nothing, within the next `time`, which this function waits.

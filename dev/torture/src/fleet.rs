@@ -14,6 +14,7 @@ mod fixture;
 mod machine;
 mod machines;
 mod nats;
+mod process;
 
 use fixture::FleetFixture;
 pub(crate) use fixture::dump_json;

@@ -4,8 +4,10 @@
 
 use std::fs;
 use std::process::Command;
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use testkit::limit_time;
 
 use super::SuiteLength;
 use super::host_dir::HostDir;
@@ -23,6 +25,9 @@ const ALLOCATORS: [(&str, &[(&str, &str)]); 2] = [
     ),
     ("glibc, sampled by memprof", &[]),
 ];
+
+/// Time limit of a program: some minutes more than its children have, which end themselves by an alarm.
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Runs the suite `fork`, and returns its figures in one line. Fails if a child fails or hangs.
 pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
@@ -48,12 +53,9 @@ fn fork_under_load(length: SuiteLength) -> Result<String> {
         let mut forker = Command::new(dist_dir().join("torture/forker"));
         forker.arg(&config).arg(children.to_string());
         forker.env("MEMPROF_SOCKET_DIR", dir.path().join("run"));
-        let output_text = output(forker.envs(env.iter().copied()))?;
-        let succeeded = output_text.lines().filter(|line| *line == "exit 0").count();
-        ensure!(
-            succeeded == children,
-            "{name}: {succeeded} of {children}: {output_text}"
-        );
+        forker.envs(env.iter().copied());
+        let output_text = output(&mut limit_time(&forker, PROGRAM_TIMEOUT)).context(name)?;
+        check_exits(&output_text, children).context(name)?;
     }
     Ok(format!(
         "{} children of {} programs under load: none sampled before it was activated, each did \
@@ -72,8 +74,11 @@ const STARTS: [(&str, &str); 4] = [
     ("libjemalloc.so.2", "filtered"),
 ];
 
+/// Children of beginner.c: 8 of each of its 3 threads that fork.
+const BEGINNERS_CHILDREN: usize = 3 * 8;
+
 /// Runs beginner.c, which forks while the plugin starts, a few times in each way of [`STARTS`]. Returns the figures as
-/// text. Fails if a child does not exit with 0.
+/// text. Fails unless each child exits with 0.
 fn fork_during_start(length: SuiteLength) -> Result<String> {
     let programs = length.pick(3, 100);
     let dir = HostDir::new()?;
@@ -85,16 +90,44 @@ fn fork_during_start(length: SuiteLength) -> Result<String> {
             beginner.arg(filter).env("LD_PRELOAD", preloaded);
             beginner.env("MEMPROF_SOCKET_DIR", dir.path().join("run"));
             beginner.env("MEMPROF_DUMP_DIR", dir.dump_dir());
-            let output_text = output(&mut beginner)?;
-            let is_success = |line: &str| line.starts_with("exit 0");
-            ensure!(
-                output_text.lines().all(is_success),
-                "{preloaded:?}, {filter}: {output_text}"
-            );
-            children += output_text.lines().count();
+            let output_text = output(&mut limit_time(&beginner, PROGRAM_TIMEOUT))?;
+            check_exits(&output_text, BEGINNERS_CHILDREN)
+                .with_context(|| format!("{preloaded:?}, {filter}"))?;
+            children += BEGINNERS_CHILDREN;
         }
     }
     Ok(format!(
         "{children} children that were forked while the plugin started: each got a reply"
     ))
+}
+
+/// Checks what a program prints about its children: for each the line `exit 0`, after which a colon and more
+/// may follow, and no other line.
+fn check_exits(printed: &str, children: usize) -> Result<()> {
+    let is_success = |line: &&str| line.split(':').next() == Some("exit 0");
+    let succeeded = printed.lines().filter(is_success).count();
+    ensure!(
+        succeeded == children && printed.lines().count() == children,
+        "{succeeded} of {children} children succeeded: {printed:?}"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_exits;
+
+    #[test]
+    fn each_child_must_exit_with_success() {
+        let check = |printed: &str, is_good| {
+            assert_eq!(check_exits(printed, 2).is_ok(), is_good, "{printed:?}");
+        };
+        check("exit 0\nexit 0\n", true);
+        check("exit 0: kind 0\nexit 0: kind 1\n", true);
+        check("", false);
+        check("exit 0\n", false);
+        check("exit 0\nexit 4: kind 0\n", false);
+        check("exit 0\nsignal 14\n", false);
+        check("exit 0\nexit 0\nexit 2\n", false);
+    }
 }

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, ErrorKind};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -19,10 +19,14 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::host_dir::HostDir;
-use testkit::processes::{descriptor_count, status_number, threads};
+use testkit::LineReader;
+use testkit::processes::{descriptor_count, status_number, threads, wait_for_exit};
 use xtask::dist::dist_dir;
 
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Time that a host may take to serve. Long suites let it allocate from many stacks before.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Last lines of a host's log that an error shows.
 const MAX_LOG_LINES: usize = 20;
@@ -73,13 +77,14 @@ impl HostSetup {
         }
     }
 
-    /// Starts the host in a new directory, and waits until it serves. Fails, with its log, if it exits before.
+    /// Starts the host in a new directory, and waits until it serves. Fails, with its log, if it exits before, or takes
+    /// longer than [`START_TIMEOUT`].
     pub(super) fn start(self) -> Result<StressHost> {
         self.start_in(HostDir::new()?)
     }
 
     /// Starts the host in a directory that may be another host's, and waits until it serves. Fails, with its log, if it
-    /// exits before.
+    /// exits before, or takes longer than [`START_TIMEOUT`].
     pub(super) fn start_in(self, dir: HostDir) -> Result<StressHost> {
         let config = dir.path().join("host.toml");
         let text = format!(
@@ -143,30 +148,41 @@ pub(super) struct Counters {
 }
 
 impl StressHost {
-    /// Waits, without a limit, until the host writes `ready` to its standard error. Collects the log lines before it,
-    /// and the later ones on a thread. Fails if the host ends before it is ready.
+    /// Waits until the host writes `ready` to its standard error. Collects the log lines before it, and the later ones
+    /// on a thread. Fails if the host ends before it is ready, or after [`START_TIMEOUT`].
     fn wait_until_ready(&mut self, stderr: ChildStderr) -> Result<()> {
-        let mut lines = BufReader::new(stderr).lines();
-        loop {
-            let Some(line) = lines.next().transpose()? else {
-                let status = self.child.wait()?;
+        let mut lines = LineReader::new(stderr);
+        let ready = lines.find_line(START_TIMEOUT, |line| {
+            if line != "ready" {
+                push_log_line(&self.log, line.to_owned());
+            }
+            (line == "ready").then_some(())
+        });
+        match ready {
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                let status = self.wait_for_exit()?;
                 bail!(
                     "the host exited before it was ready: {status}; {}",
                     self.log()
                 );
-            };
-            if line == "ready" {
-                break;
             }
-            push_log_line(&self.log, line);
+            ready => ready.with_context(|| format!("the host is not ready; {}", self.log()))?,
         }
         let log = Arc::clone(&self.log);
+        // A line that is no text must not end the thread: the host would block on a full pipe.
+        let lines = lines.into_inner().split(b'\n').map_while(Result::ok);
         thread::Builder::new().spawn(move || {
-            lines
-                .map_while(Result::ok)
-                .for_each(|line| push_log_line(&log, line));
+            for line in lines {
+                push_log_line(&log, String::from_utf8_lossy(&line).into_owned());
+            }
         })?;
         Ok(())
+    }
+
+    /// Waits until the host exits. Fails after [`REPLY_TIMEOUT`].
+    fn wait_for_exit(&mut self) -> Result<ExitStatus> {
+        let ended = wait_for_exit(&mut self.child, REPLY_TIMEOUT)?;
+        ended.with_context(|| format!("the host does not exit; {}", self.log()))
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -240,6 +256,23 @@ impl StressHost {
         Ok(descriptor_count(self.pid())?)
     }
 
+    /// Returns the files that the host has open.
+    pub(super) fn open_files(&self) -> Result<Vec<PathBuf>> {
+        let descriptors = fs::read_dir(format!("/proc/{}/fd", self.pid()))?;
+        // A descriptor may have been closed since.
+        let files = descriptors
+            .flatten()
+            .flat_map(|entry| fs::read_link(entry.path()));
+        Ok(files.collect())
+    }
+
+    /// Whether the host has the memfd of a dump open.
+    pub(super) fn has_dump_in_memory(&self) -> Result<bool> {
+        let files = self.open_files()?;
+        let is_dump = |file: &PathBuf| file.to_string_lossy().starts_with("/memfd:memprof-dump");
+        Ok(files.iter().any(is_dump))
+    }
+
     /// Waits until at most `count` descriptors are open; returns false after [`REPLY_TIMEOUT`].
     pub(super) fn wait_for_descriptors(&self, count: usize) -> Result<bool> {
         let start = Instant::now();
@@ -270,8 +303,9 @@ impl StressHost {
         xtask::run::run(prlimit.uid(owner).gid(owner))
     }
 
-    /// Kills the host with SIGKILL, and returns its directory.
+    /// Kills the host with SIGKILL, and returns its directory. Fails if the host has exited before.
     pub(super) fn kill(mut self) -> Result<HostDir> {
+        self.check_alive()?;
         self.child.kill()?;
         self.child.wait()?;
         Ok(self.dir.take().expect("a host is killed once"))
@@ -280,18 +314,7 @@ impl StressHost {
     /// Sends SIGTERM, as an operator would, and waits for the exit. Fails after [`REPLY_TIMEOUT`].
     pub(super) fn terminate(&mut self) -> Result<ExitStatus> {
         kill(Pid::from_raw(self.pid().cast_signed()), Signal::SIGTERM)?;
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait()? {
-                return Ok(status);
-            }
-            ensure!(
-                start.elapsed() < REPLY_TIMEOUT,
-                "the host does not exit after SIGTERM; {}",
-                self.log()
-            );
-            thread::sleep(Duration::from_millis(1));
-        }
+        self.wait_for_exit().context("after SIGTERM")
     }
 }
 
@@ -326,8 +349,22 @@ pub(super) fn dump(client: &mut Client) -> Result<Value> {
     send_message(client, "dump", "")
 }
 
-/// Sends a message to the profiler, and returns the body of its reply, which may be an error. Fails if there is no
-/// reply.
+/// Sends a message to the profiler, and returns the body of its reply. Fails if there is no reply, or if it is an
+/// error.
+pub(super) fn send_successfully(client: &mut Client, message: &str, args: &str) -> Result<Value> {
+    let reply = send_message(client, message, args)?;
+    require_success(message, &reply)?;
+    Ok(reply)
+}
+
+/// Fails, with the message and the reply to it, unless the reply says that it succeeded.
+pub(super) fn require_success(message: &str, reply: &Value) -> Result<()> {
+    ensure!(reply["status"] == "ok", "{message} failed: {reply}");
+    Ok(())
+}
+
+/// Sends a message to the profiler, and returns the body of its reply, which may be an error: the caller must look at
+/// it. Fails if there is no reply.
 pub(super) fn send_message(client: &mut Client, message: &str, args: &str) -> Result<Value> {
     let reply = client.message("memory_profile", message, args, None)?;
     // A long body arrives as a file.
@@ -348,5 +385,26 @@ pub(super) fn is_evicted(error: &anyhow::Error) -> bool {
         }
         Some(ClientError::Refused { code, .. }) => *code == TOO_MANY_CONNECTIONS,
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::require_success;
+
+    #[test]
+    fn reply_without_success_fails() {
+        let check = |reply, is_success| {
+            let result = require_success("deactivate", &reply);
+            assert_eq!(result.is_ok(), is_success, "{reply}");
+        };
+        check(json!({ "status": "ok", "profiling": "inactive" }), true);
+        check(
+            json!({ "status": "error", "error": { "kind": "io", "message": "no" } }),
+            false,
+        );
+        check(json!({}), false);
     }
 }

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::SuiteLength;
 use super::dump_dir::{is_complete_dump, scan_dump_dir};
-use super::host::{HostSetup, StressHost, dump, send_message};
+use super::host::{HostSetup, REPLY_TIMEOUT, StressHost, dump, send_message, send_successfully};
 use super::strace::Tracer;
 
 const ERRORS: [&str; 5] = ["EIO", "ENOSPC", "EMFILE", "EINTR", "EPERM"];
@@ -74,8 +75,19 @@ pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     let mut host = HostSetup::with_options("allocate=2").start()?;
     let mut client = host.client()?;
     // The dumps need a profile with many stacks, which then does not change.
-    while dump(&mut client)?["stacks"].as_u64().context("stacks")? < 100 {}
-    send_message(&mut client, "deactivate", "")?;
+    let start = Instant::now();
+    loop {
+        let reply = send_successfully(&mut client, "dump", "")?;
+        if reply["stacks"].as_u64().context("stacks")? >= 100 {
+            break;
+        }
+        ensure!(
+            start.elapsed() < REPLY_TIMEOUT,
+            "too few stacks: {reply}; {}",
+            host.log()
+        );
+    }
+    send_successfully(&mut client, "deactivate", "")?;
     let calls = trace_dump(&host)?;
     let mut faults = faults_for_calls(&calls);
     let step = length.pick(faults.len() / 25, 1).max(1);
@@ -86,7 +98,7 @@ pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
         dump_with_fault(&mut host, fault, &mut tally).with_context(|| fault.strace_option())?;
     }
     ensure!(
-        length == SuiteLength::Short || tally.injected >= 300,
+        tally.injected >= length.pick(1, 300),
         "only {} faults were injected",
         tally.injected
     );
@@ -108,8 +120,7 @@ pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
 /// those in [`NOT_INJECTED`].
 fn trace_dump(host: &StressHost) -> Result<Vec<String>> {
     let tracer = Tracer::attach(host.thread_id("memprof-dumper")?, &[])?;
-    let reply = dump(&mut host.client()?)?;
-    ensure!(reply["status"] == "ok", "{reply}");
+    send_successfully(&mut host.client()?, "dump", "")?;
     let trace = tracer.detach()?;
     let names = trace
         .lines()

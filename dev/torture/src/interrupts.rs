@@ -6,14 +6,17 @@ use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{PidfdFlags, pidfd_open};
 use serde_json::Value;
+use testkit::limit_time;
 
 use super::SuiteLength;
 use super::leaks::PlantedProgram;
@@ -45,6 +48,8 @@ const SIGNALS: [Signal; 4] = [
 ];
 /// Exit code of `memprof record` without samples.
 const NO_DATA_EXIT_CODE: i32 = 5;
+/// Time until a command ends, and its time after a signal.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time until the process is as before.
 const CLEAN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Recording that is killed while it samples.
@@ -88,6 +93,11 @@ pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
             .interrupt_often(times, &mut tally)
             .with_context(|| command.to_string())?;
     }
+    ensure!(
+        tally.late < tally.interrupts,
+        "all {} signals came after the end of their command",
+        tally.late
+    );
     let lease = match length {
         SuiteLength::Short => "not waited for".to_owned(),
         SuiteLength::Long => format!("over after {:.0} s", wait_for_lease()?.as_secs_f64()),
@@ -115,9 +125,7 @@ impl InterruptedCommand {
     fn interrupt_often(&self, times: u32, tally: &mut Tally) -> Result<()> {
         let mut target = PlantedProgram::start("")?;
         let start = Instant::now();
-        let output = self
-            .start(&target, &std::env::temp_dir())?
-            .wait_with_output()?;
+        let output = wait_for_output(self.start(&target, &std::env::temp_dir())?)?;
         ensure!(output.status.code() == Some(self.exit_code), "{output:?}");
         let run_time = start.elapsed();
         let random = RandomState::new();
@@ -160,7 +168,7 @@ impl InterruptedCommand {
         let memprof = self.start(target, temporary.path())?;
         thread::sleep(delay);
         killpg(Pid::from_raw(memprof.id().cast_signed()), signal)?;
-        let output = memprof.wait_with_output()?;
+        let output = wait_for_output(memprof)?;
         let exit_time = Instant::now();
         tally.interrupts += 1;
         let status = output.status;
@@ -193,6 +201,21 @@ impl InterruptedCommand {
     }
 }
 
+/// Waits until a command ends, and returns its output. Kills it, and fails, after [`COMMAND_TIMEOUT`]. The output must
+/// be small enough for the pipes, which nothing reads before.
+fn wait_for_output(mut command: Child) -> Result<Output> {
+    let pid = rustix::process::Pid::from_child(&command);
+    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+    // Unlike `testkit::processes::wait_for_exit`, this returns at once, because the caller measures from the end on.
+    let timeout = Timespec::try_from(COMMAND_TIMEOUT)?;
+    let mut polled = [PollFd::new(&pidfd, PollFlags::IN)];
+    if poll(&mut polled, Some(&timeout))? == 0 {
+        command.kill()?;
+        bail!("it hangs: {:?}", command.wait_with_output()?);
+    }
+    Ok(command.wait_with_output()?)
+}
+
 /// Describes what memprof left in a process: a child, a thread of the plugin or a tracer. `None` if nothing.
 fn find_leftover(pid: u32) -> Result<Option<String>> {
     let mut plugin_threads = Vec::new();
@@ -222,7 +245,8 @@ fn detach_with_retries(pid: u32) -> Result<()> {
     let start = Instant::now();
     loop {
         let mut command = Command::new(dist_dir().join("bin/memprof"));
-        let output = command.args(["detach", &pid.to_string()]).output()?;
+        command.args(["detach", &pid.to_string()]);
+        let output = limit_time(&command, COMMAND_TIMEOUT).output()?;
         // A dump that the recording requested may run, or the plugin may just start.
         if output.status.success() || find_leftover(pid)?.is_none() {
             return Ok(());
@@ -257,9 +281,8 @@ fn wait_for_lease() -> Result<Duration> {
 /// Whether `memprof status` says that a process is sampled; false if the process does not answer yet.
 fn is_sampled(pid: u32) -> Result<bool> {
     let mut command = Command::new(dist_dir().join("bin/memprof"));
-    let output = command
-        .args(["status", "--json", "-t", &pid.to_string()])
-        .output()?;
+    command.args(["status", "--json", "-t", &pid.to_string()]);
+    let output = limit_time(&command, COMMAND_TIMEOUT).output()?;
     let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
     Ok(status["profiling"] == "active")
 }

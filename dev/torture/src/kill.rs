@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use nix::unistd::geteuid;
 
 use super::SuiteLength;
 use super::dump_dir::scan_dump_dir;
-use super::host::{HostSetup, StressHost, dump};
+use super::host::{HostSetup, StressHost, dump, require_success};
 use super::host_dir::HostDir;
 
 /// Maximum time from a host's start until it serves.
@@ -73,8 +73,9 @@ pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
 }
 
 /// Starts `kills` hosts one after the other in one directory, and kills each while it dumps. Then starts one more,
-/// which must dump. Returns this last host, and the longest time from a start to the first reply. Fails if a killed
-/// host leaves a bad file that may not remain, or if a bad file is left after the last dump.
+/// which must dump. Returns this last host, and the longest time from a start to the first reply. Fails if a dump fails
+/// before the kill, if a killed host leaves a bad file that may not remain, or if a bad file is left after the last
+/// dump.
 fn kill_often(kills: u32, setup: KillSetup) -> Result<(StressHost, Duration)> {
     let KillSetup {
         mut dir,
@@ -91,20 +92,23 @@ fn kill_often(kills: u32, setup: KillSetup) -> Result<(StressHost, Duration)> {
         client.host_info()?;
         slowest = slowest.max(start.elapsed());
         let dumper = thread::spawn(move || {
-            // The loop ends when the host is killed.
-            while dump(&mut client).is_ok() {}
+            // The loop ends when the host is killed: it then sends no reply.
+            while let Ok(reply) = dump(&mut client) {
+                require_success("dump", &reply)?;
+            }
+            anyhow::Ok(())
         });
         let delay = random.hash_one(round) % MAX_DELAY.as_micros() as u64;
         thread::sleep(Duration::from_micros(delay));
         dir = host.kill()?;
-        dumper.join().expect("no panic");
+        let dumped = dumper.join().expect("no panic");
+        dumped.with_context(|| format!("before kill {round}"))?;
         let mut bad = scan_dump_dir(&dumps)?.bad;
         bad.retain(|path| !may_remain(path));
         ensure!(bad.is_empty(), "kill {round}: bad files: {bad:?}");
     }
     let last = HostSetup::with_options(&options).start_in(dir)?;
-    let reply = dump(&mut last.client()?)?;
-    ensure!(reply["status"] == "ok", "{reply}");
+    require_success("dump", &dump(&mut last.client()?)?)?;
     let found = scan_dump_dir(&dumps)?;
     ensure!(found.bad.is_empty(), "left over: {:?}", found.bad);
     Ok((last, slowest))

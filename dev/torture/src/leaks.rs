@@ -3,16 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use testkit::{SERVERS, Server, planted};
+use testkit::{LineReader, SERVERS, Server, limit_time, planted};
 
 use super::SuiteLength;
+use super::host::REPLY_TIMEOUT;
 use super::servers::install;
 use xtask::dist::dist_dir;
 use xtask::packages;
@@ -25,6 +26,8 @@ use interpreters::INTERPRETERS;
 const JEMALLOC_LIBRARY: &str = "libjemalloc.so.2";
 /// Minimum share of the planted objects that must be found, in thousandths.
 const MIN_FOUND_PER_1000: u64 = 999;
+/// Time limit of a proof.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(300);
 /// Servers without leaks, and without a memory pool that hides objects. V8 keeps node's heap in memory that a forked
 /// copy does not get, so only the objects outside that heap are checked.
 const LEAK_FREE_SERVERS: [&str; 5] = ["redis", "memcached", "nginx worker", "mariadb", "node"];
@@ -87,7 +90,7 @@ pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
 pub(super) struct PlantedProgram {
     child: Child,
     input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    output: LineReader<ChildStdout>,
 }
 
 impl PlantedProgram {
@@ -101,29 +104,22 @@ impl PlantedProgram {
             .spawn()?;
         let mut target = Self {
             input: child.stdin.take().context("no input")?,
-            output: BufReader::new(child.stdout.take().context("no output")?),
+            output: LineReader::new(child.stdout.take().context("no output")?),
             child,
         };
-        let line = target.read_line()?;
+        let line = target.output.read_line(REPLY_TIMEOUT)?;
         ensure!(line.starts_with("ready "), "it said {line:?}");
         Ok(target)
-    }
-
-    /// Reads the next line of the program's output, with its newline; empty if it has ended.
-    fn read_line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        Ok(line)
     }
 
     pub(super) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends a ping to the program. Fails unless it answers.
+    /// Sends a ping to the program. Fails unless it answers within [`REPLY_TIMEOUT`].
     pub(super) fn ping(&mut self) -> Result<()> {
         self.input.write_all(b"ping\n").context("it is dead")?;
-        let line = self.read_line()?;
+        let line = self.output.read_line(REPLY_TIMEOUT)?;
         ensure!(line == "ping\n", "it answered {line:?}");
         Ok(())
     }
@@ -153,10 +149,11 @@ fn leaks_command(pid: u32) -> Command {
 }
 
 /// Runs `memprof leaks --prove` on a process. Returns its result, and adds the milliseconds of each stop to `stops`.
+/// Fails unless the command succeeds within [`PROOF_TIMEOUT`].
 fn prove_leaks(pid: u32, stops: &mut Vec<f64>) -> Result<Value> {
-    let output = leaks_command(pid).output()?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{errors}");
+    let output = limit_time(&leaks_command(pid), PROOF_TIMEOUT).output()?;
+    let (status, errors) = (output.status, String::from_utf8_lossy(&output.stderr));
+    ensure!(status.success(), "{status}: {errors}");
     let reply: Value = serde_json::from_slice(&output.stdout)?;
     let stopped = reply["stopped_ms"].as_array().context("no stopped_ms")?;
     stops.extend(stopped.iter().filter_map(Value::as_f64));

@@ -14,6 +14,7 @@ mod exit;
 mod fleet;
 mod fork;
 mod gate;
+mod held_resources;
 mod host;
 mod host_dir;
 mod hostile;

@@ -1,6 +1,5 @@
 //! A program with a large heap profile, and `memprof serve` in front of it.
 
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -8,12 +7,16 @@ use std::{fs, io, thread};
 
 use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
+use testkit::LineReader;
 use testkit::processes::status_number;
 use xtask::dist::dist_dir;
 use xtask::run::{project_root, run};
 
 /// Time that the preloaded plugin may take to open its socket.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time that the program may take to allocate from all of its stacks, and the server to print its address.
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The program; dropping it kills it.
 #[derive(Debug)]
@@ -28,7 +31,8 @@ impl ManyStacks {
     /// control socket is open. The socket and the dumps are in `dir`; dumps of an earlier start there are removed.
     ///
     /// # Errors
-    /// The compiler or the start fails, or the socket does not open within 10 seconds.
+    /// The compiler or the start fails, or the program is not ready within two minutes, or its socket not open within
+    /// 10 seconds after that.
     pub fn start(dir: &Path, stacks: usize) -> Result<Self> {
         let program = dir.join("many_stacks");
         let source = project_root().join("dev/torture/src/many_stacks.c");
@@ -52,9 +56,10 @@ impl ManyStacks {
                 .stdout(Stdio::piped())
                 .spawn()?,
         );
-        let mut ready = String::new();
         let stdout = child.0.stdout.take().context("it has no stdout")?;
-        BufReader::new(stdout).read_line(&mut ready)?;
+        LineReader::new(stdout)
+            .find_line(READY_TIMEOUT, |line| (line == "ready").then_some(()))
+            .context("many_stacks is not ready")?;
         let control = dir.join(format!("run/{}.sock", child.0.id()));
         let host = Self {
             _child: child,
@@ -93,7 +98,7 @@ impl Server {
     /// `memprof serve`.
     ///
     /// # Errors
-    /// The server cannot be started, or its first line has no address.
+    /// The server cannot be started, or its first line has no address or does not come within two minutes.
     pub fn start(host: &ManyStacks, args: &[&str]) -> Result<Self> {
         let mut child = KillOnDrop(
             Command::new(dist_dir().join("bin/memprof"))
@@ -104,16 +109,15 @@ impl Server {
                 .stderr(Stdio::piped())
                 .spawn()?,
         );
-        let mut line = String::new();
         let stderr = child.0.stderr.take().context("it has no stderr")?;
-        let mut stderr = BufReader::new(stderr);
-        stderr.read_line(&mut line)?;
+        let mut stderr = LineReader::new(stderr);
+        let line = stderr.read_line(READY_TIMEOUT)?;
         let address = line
             .split_once("serving ")
             .map(|(_, address)| address.trim_end());
         let address = address.with_context(|| line.clone())?.to_owned();
         // Without a reader, the server would block on a full pipe.
-        thread::spawn(move || io::copy(&mut stderr, &mut io::sink()));
+        thread::spawn(move || io::copy(&mut stderr.into_inner(), &mut io::sink()));
         Ok(Self { child, address })
     }
 

@@ -1,6 +1,5 @@
 //! Suite `memory`: in a memory cgroup that is nearly full, a dump is complete or refused, and the host survives.
 
-use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -145,24 +144,12 @@ fn dump_with_falling_limit(
 ) -> Result<Value> {
     thread::scope(|scope| {
         let reply = scope.spawn(|| dump(&mut host.client()?));
-        while !reply.is_finished() && !is_dumping(host)? {
+        while !reply.is_finished() && !host.has_dump_in_memory()? {
             thread::yield_now();
         }
         group.set_headroom(headroom)?;
         reply.join().expect("no panic")
     })
-}
-
-/// Whether the host has a dump's memfd open.
-fn is_dumping(host: &StressHost) -> Result<bool> {
-    for descriptor in fs::read_dir(format!("/proc/{}/fd", host.pid()))? {
-        // The descriptor may have been closed since.
-        let name = fs::read_link(descriptor?.path()).unwrap_or_default();
-        if name.to_string_lossy().starts_with("/memfd:memprof-dump") {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 /// Checks that a rule on the cgroup's memory refuses a dump without headroom, logs that once, and later dumps.

@@ -5,13 +5,13 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
 use super::SuiteLength;
 use super::dump_dir::scan_dump_dir;
-use super::host::{HostSetup, dump, send_message};
+use super::host::{HostSetup, send_message, send_successfully};
 
 const SECRET: &str = "heap_v2/1 the secret";
 
@@ -70,10 +70,8 @@ const ARGUMENTS: [(&str, &str); 9] = [
 pub(super) fn run_suite(_: SuiteLength) -> Result<String> {
     let host = HostSetup::default().start()?;
     let mut client = host.client()?;
-    let id = dump(&mut client)?["id"]
-        .as_str()
-        .unwrap_or_default()
-        .to_owned();
+    let first = send_successfully(&mut client, "dump", "")?;
+    let id = first["id"].as_str().context("a dump without an id")?;
     let outside = host.dir().path().join("outside");
     fs::create_dir(&outside)?;
     fs::write(outside.join("secret"), SECRET)?;
@@ -94,7 +92,7 @@ pub(super) fn run_suite(_: SuiteLength) -> Result<String> {
         Ok(())
     };
     for hostile in IDS {
-        attack("fetch", &format!("id={}", hostile.replace("ID", &id)))?;
+        attack("fetch", &format!("id={}", hostile.replace("ID", id)))?;
     }
     for planted in [LINK, FIFO, DIRECTORY, PROC_LINK] {
         attack("fetch", &format!("id={planted}"))?;
@@ -105,8 +103,7 @@ pub(super) fn run_suite(_: SuiteLength) -> Result<String> {
     }
     // More dumps than are kept by default: retention deletes everything that it takes for a dump.
     for _ in 0..40 {
-        let reply = dump(&mut client)?;
-        ensure!(reply["status"] == "ok", "{reply}");
+        send_successfully(&mut client, "dump", "")?;
     }
     ensure!(read_files(&outside)? == before, "something outside changed");
     for path in &planted {

@@ -1,6 +1,6 @@
 //! A program that was not built for memprof, under `memprof run`: mostly `guest.c`.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread;
@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use memprof_host::client::Client;
+use testkit::LineReader;
+use testkit::processes::wait_for_exit;
 
 use super::host::{REPLY_TIMEOUT, connect};
 use super::host_dir::HostDir;
 use xtask::dist::dist_dir;
 
-/// Interval of polls for the socket and for the exit.
+/// Interval of polls for the socket.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A running program with the plugin preloaded; dropping it kills it.
@@ -21,7 +23,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 pub(super) struct PreloadedProgram {
     child: Child,
     input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    output: LineReader<ChildStdout>,
     dir: HostDir,
 }
 
@@ -55,7 +57,7 @@ impl PreloadedProgram {
             .with_context(|| format!("failed to start {command:?}"))?;
         let mut preloaded = Self {
             input: child.stdin.take().context("stdin is piped")?,
-            output: BufReader::new(child.stdout.take().context("stdout is piped")?),
+            output: LineReader::new(child.stdout.take().context("stdout is piped")?),
             child,
             dir,
         };
@@ -92,11 +94,13 @@ impl PreloadedProgram {
         writeln!(self.input, "{line}").with_context(|| line.to_owned())
     }
 
-    /// Reads the next line of the program's standard output. Fails if the program has exited.
+    /// Reads the next line of the program's standard output. Fails if the program has exited, or prints no line within
+    /// [`REPLY_TIMEOUT`].
     pub(super) fn read_line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        if self.output.read_line(&mut line)? == 0 {
-            bail!("the program exited: {}", self.child.wait()?);
+        let line = self.output.read_line(REPLY_TIMEOUT)?;
+        if line.is_empty() {
+            let status = self.wait_for_exit(REPLY_TIMEOUT)?;
+            bail!("the program closed its output: {status:?}");
         }
         Ok(line.trim_end().to_owned())
     }
@@ -121,14 +125,7 @@ impl PreloadedProgram {
 
     /// Waits until the program exits; `None` if it still runs after `timeout`.
     pub(super) fn wait_for_exit(&mut self, timeout: Duration) -> Result<Option<ExitStatus>> {
-        let start = Instant::now();
-        loop {
-            let ended = self.child.try_wait()?;
-            if ended.is_some() || start.elapsed() > timeout {
-                return Ok(ended);
-            }
-            thread::sleep(POLL_INTERVAL);
-        }
+        Ok(wait_for_exit(&mut self.child, timeout)?)
     }
 }
 

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use nix::unistd::geteuid;
 
 use super::SuiteLength;
-use super::host::{REPLY_TIMEOUT, send_message};
+use super::host::{REPLY_TIMEOUT, send_message, send_successfully};
 use super::preloaded_program::PreloadedProgram;
 
 /// Commands for the program, in order; see `guest.c`.
@@ -30,14 +30,10 @@ pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
         let mut program = PreloadedProgram::start("guest", &[])?;
         let mut client = program.client()?;
         // The activation starts the threads that maintain the stack walk and end the activation.
-        let activated = send_message(&mut client, "activate", "for=1h")?;
-        ensure!(activated["status"] == "ok", "{activated}");
+        send_successfully(&mut client, "activate", "for=1h")?;
         for step in *steps {
             // The connection starts a new thread.
-            let status = program
-                .client()
-                .and_then(|mut client| send_message(&mut client, "status", ""))?;
-            ensure!(status["status"] == "ok", "{status}");
+            send_successfully(&mut program.client()?, "status", "")?;
             program.send_line(step)?;
             program
                 .expect_line("done")
@@ -49,7 +45,7 @@ pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
             let dumped = send_message(&mut client, "dump", "")?;
             let is_answered = dumped["status"] == "ok" || dumped["error"]["kind"] == "io";
             ensure!(is_answered, "{dumped}");
-            send_message(&mut program.client()?, "status", "")?;
+            send_successfully(&mut program.client()?, "status", "")?;
             match check_credentials(program.pid()) {
                 Err(error) if start.elapsed() > REPLY_TIMEOUT => {
                     return Err(error.context(format!("{steps:?}")));

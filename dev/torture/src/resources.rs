@@ -10,7 +10,7 @@ use nix::unistd::{Gid, Uid, chown, geteuid};
 
 use super::SuiteLength;
 use super::dump_dir::scan_dump_dir;
-use super::host::{HostSetup, StressHost, dump, is_out_of_memory, send_message};
+use super::host::{HostSetup, StressHost, dump, is_out_of_memory, send_successfully};
 use super::host_dir::{HostDir, create_private_dir};
 
 /// User id without files.
@@ -86,8 +86,7 @@ fn dump_or_fail_with(expected: &str, client: &mut Client, tally: &mut Tally) -> 
 
 /// Dumps once, and fails unless the dump succeeds.
 fn dump_successfully(client: &mut Client, tally: &mut Tally) -> Result<()> {
-    let reply = dump(client)?;
-    ensure!(reply["status"] == "ok", "no dump: {reply}");
+    send_successfully(client, "dump", "")?;
     tally.whole += 1;
     Ok(())
 }
@@ -96,7 +95,7 @@ fn dump_successfully(client: &mut Client, tally: &mut Tally) -> Result<()> {
 /// files.
 fn check_host_and_dumps(host: &mut StressHost, directory: &Path) -> Result<()> {
     host.check_alive()?;
-    let status = send_message(&mut host.client()?, "status", "")?;
+    let status = send_successfully(&mut host.client()?, "status", "")?;
     ensure!(status["busy"] == false, "{status}");
     let found = scan_dump_dir(directory)?;
     ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
@@ -180,8 +179,7 @@ fn check_dump_without_main_thread(_: SuiteLength, tally: &mut Tally) -> Result<(
     let mut host = HostSetup::with_options("allocate=2 main=ends").start()?;
     let mut client = host.client()?;
     dump_successfully(&mut client, tally)?;
-    let ledger = send_message(&mut client, "ledger", "")?;
-    ensure!(ledger["status"] == "ok", "{ledger}");
+    send_successfully(&mut client, "ledger", "")?;
     let dumps = host.dir().dump_dir();
     check_host_and_dumps(&mut host, &dumps)
 }
@@ -269,7 +267,7 @@ fn check_thread_limit(_: SuiteLength, tally: &mut Tally) -> Result<()> {
     let refused = loop {
         ensure!(served.len() < 8, "threads beyond the limit");
         let mut further = host.client()?;
-        match send_message(&mut further, "status", "") {
+        match send_successfully(&mut further, "status", "") {
             Ok(_) => served.push(further),
             Err(refused) => break refused,
         }

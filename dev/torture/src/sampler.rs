@@ -6,7 +6,7 @@ use memprof_host::client::Client;
 
 use super::SuiteLength;
 use super::dump_dir::scan_dump_dir;
-use super::host::{HostSetup, send_message};
+use super::host::{HostSetup, send_successfully};
 use super::slots::Slots;
 use xtask::dist::dist_dir;
 
@@ -76,22 +76,20 @@ pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Activates sampling, sends the message whose turn it is in this cycle, and deactivates sampling. Fails if sampling is
-/// not active after the first step, if the message fails, or if there is no reply to the last step.
+/// Activates sampling, sends the message whose turn it is in this cycle, and deactivates sampling. Fails if one of
+/// these messages fails, or if sampling is not active after the first.
 fn run_cycle(client: &mut Client, cycle: usize) -> Result<()> {
-    let active = send_message(client, "activate", ACTIVATE_ARGS)?;
+    let active = send_successfully(client, "activate", ACTIVATE_ARGS)?;
     ensure!(active["profiling"] == "active", "{active}");
-    let message = MESSAGES[cycle % MESSAGES.len()];
-    let reply = send_message(client, message, "")?;
-    ensure!(reply["status"] == "ok", "{message}: {reply}");
-    send_message(client, "deactivate", "").map(drop)
+    send_successfully(client, MESSAGES[cycle % MESSAGES.len()], "")?;
+    send_successfully(client, "deactivate", "").map(drop)
 }
 
 /// Deactivates sampling and removes the samples. Checks that no slot is patched, and that no sample was lost.
 fn check_slots_restored(client: &mut Client) -> Result<()> {
-    send_message(client, "deactivate", "")?;
-    send_message(client, "reset", "")?;
-    let status = send_message(client, "status", "")?;
+    send_successfully(client, "deactivate", "")?;
+    send_successfully(client, "reset", "")?;
+    let status = send_successfully(client, "status", "")?;
     let allocators = status["allocators"].as_array().context("allocators")?;
     let status_of_sampler = allocators.iter().find(|each| each["sampler"] == "memprof");
     let status_of_sampler = status_of_sampler.context("no allocator is sampled by memprof")?;

@@ -50,41 +50,51 @@ const MESSAGES: &[&str] = &[
 /// Runs the suite `seccomp`, which has one length, and returns its figures in one line. Fails if a host is killed, or
 /// if an error does not name the forbidden call.
 pub(super) fn run_suite(_: SuiteLength) -> Result<String> {
-    let mut dumps = 0;
-    for (name, number) in FORBIDDEN.iter().chain(UNUSED) {
-        let refused = send_all_messages(*number).context(*name)?;
-        match refused {
-            Some(refused) => ensure!(
-                refused.contains(&format!("would end or hold it at {name},")),
-                "{name} is not named: {refused}"
-            ),
-            None => dumps += 1,
-        }
-        let is_unused = UNUSED.iter().any(|(unused, _)| unused == name);
-        ensure!(!is_unused || dumps > 0, "no dump without {name}");
+    let mut refused = 0;
+    for (name, number) in FORBIDDEN {
+        let errors = send_all_messages(*number).context(*name)?;
+        check_errors_name_call(name, &errors)?;
+        refused += usize::from(!errors.is_empty());
     }
+    ensure!(refused > 0, "no filter had an effect");
+    for (name, number) in UNUSED {
+        let errors = send_all_messages(*number).context(*name)?;
+        ensure!(errors.is_empty(), "{name} is not needed: {errors:?}");
+    }
+    let filters = FORBIDDEN.len() + UNUSED.len();
     Ok(format!(
-        "{} filters that kill × {} messages: every host alive, {} calls refused by name, {dumps} not \
+        "{filters} filters that kill × {} messages: every host alive, {refused} calls refused by name, {} not \
          needed",
-        FORBIDDEN.len() + UNUSED.len(),
         MESSAGES.len(),
-        FORBIDDEN.len() + UNUSED.len() - dumps
+        filters - refused
     ))
 }
 
+/// Fails unless each error names the forbidden call `name`.
+fn check_errors_name_call(name: &str, errors: &[String]) -> Result<()> {
+    let expected = format!("would end or hold it at {name},");
+    let other = errors.iter().find(|error| !error.contains(&expected));
+    ensure!(other.is_none(), "{name} is not named: {other:?}");
+    Ok(())
+}
+
 /// Sends every message, each on a new connection, to a host that the kernel kills at the call `number`. Returns the
-/// last error's message; `None` if all succeeded. Fails if the host ends, or leaves a bad file.
-fn send_all_messages(number: libc::c_long) -> Result<Option<String>> {
+/// text of each error. Fails if the host ends, or leaves a bad file.
+fn send_all_messages(number: libc::c_long) -> Result<Vec<String>> {
     let mut host = HostSetup::with_options(&format!("allocate=1 forbid={number}")).start()?;
-    let mut refused = None;
+    let mut errors = Vec::new();
     for message in MESSAGES {
         // Each message has a new connection, for which the host starts a thread.
         let reply = send_message(&mut host.client()?, message, "").with_context(|| host.log());
         host.check_alive().with_context(|| (*message).to_owned())?;
         let reply = reply?;
-        if reply["status"] == "error" {
-            let message = reply["error"]["message"].as_str();
-            refused = Some(message.context("message")?.to_owned());
+        if reply["status"] != "ok" {
+            let error = reply["error"]["message"].as_str();
+            errors.push(
+                error
+                    .with_context(|| format!("{message}: {reply}"))?
+                    .to_owned(),
+            );
         }
     }
     let dumps = host.dir().dump_dir();
@@ -92,5 +102,25 @@ fn send_all_messages(number: libc::c_long) -> Result<Option<String>> {
         let found = scan_dump_dir(&dumps)?;
         ensure!(found.bad.is_empty(), "bad files: {:?}", found.bad);
     }
-    Ok(refused)
+    Ok(errors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_errors_name_call;
+
+    #[test]
+    fn each_error_must_name_the_call() {
+        let check = |errors: &[&str], is_good: bool| {
+            let errors: Vec<String> = errors.iter().map(|error| (*error).to_owned()).collect();
+            let result = check_errors_name_call("fsync", &errors);
+            assert_eq!(result.is_ok(), is_good, "{errors:?}");
+        };
+        let named =
+            "the seccomp filter of this process would end or hold it at fsync, which memprof needs";
+        check(&[], true);
+        check(&[named], true);
+        check(&["failed to write the dump", named], false);
+        check(&[named, "failed to write the dump"], false);
+    }
 }

@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
+use serde_json::Value;
 
 use super::SuiteLength;
 use super::host::{HostSetup, send_message};
@@ -54,17 +55,47 @@ pub(super) fn run_suite(length: SuiteLength) -> Result<String> {
     ))
 }
 
-/// Sends all messages, and fetches the dump. Fails if there is no dump, or if a reply is an error other than that the
-/// message is unsupported.
+/// Sends all messages, and fetches the dump. Fails if `dump` or the fetch fails, or if another reply is an error other
+/// than that the message is unsupported.
 fn send_all_messages(client: &mut Client) -> Result<()> {
     for (message, args) in MESSAGES {
         let reply = send_message(client, message, args).with_context(|| message.to_owned())?;
-        let is_answered = reply["status"] == "ok" || reply["error"]["kind"] == "unsupported";
-        ensure!(is_answered, "{message}: {reply}");
+        ensure!(is_answered(message, &reply), "{message} {args}: {reply}");
         if message == "dump" {
             let id = reply["id"].as_str().context("id")?;
-            client.message("memory_profile", "fetch", &format!("id={id}"), None)?;
+            let fetched = client.message("memory_profile", "fetch", &format!("id={id}"), None)?;
+            let result = &fetched.result;
+            ensure!(
+                result.status_code == 0,
+                "the fetch of {id} failed: {result:?}"
+            );
         }
     }
     Ok(())
+}
+
+/// Whether a reply to a message is a success or, unless it is to `dump`, the error that the allocator does not support
+/// the message. All allocators of this suite can dump.
+fn is_answered(message: &str, reply: &Value) -> bool {
+    let is_unsupported = reply["error"]["kind"] == "unsupported";
+    reply["status"] == "ok" || (is_unsupported && message != "dump")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::is_answered;
+
+    #[test]
+    fn dump_must_be_supported() {
+        let check = |message, kind, expected| {
+            let reply = json!({ "status": "error", "error": { "kind": kind } });
+            assert_eq!(is_answered(message, &reply), expected, "{message}: {kind}");
+        };
+        check("gdump", "unsupported", true);
+        check("dump", "unsupported", false);
+        check("gdump", "io", false);
+        assert!(is_answered("dump", &json!({ "status": "ok" })));
+    }
 }

@@ -1,8 +1,9 @@
 //! `cargo xtask test` and `cargo xtask ci`.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::resume_unwind;
 use std::process::Command;
 use std::thread::{self, ScopedJoinHandle};
@@ -15,7 +16,7 @@ use xtask::packages;
 use xtask::run::{cargo_command, output, project_root, run};
 
 use crate::test_run::{self, TestBinary};
-use crate::{cargo_tool, demo, features, fuzz, lint};
+use crate::{demo, features, fuzz, lint};
 
 /// Builds everything and runs every test. Fails if a test changed the source tree.
 pub(crate) fn build_and_test() -> Result<()> {
@@ -28,26 +29,61 @@ pub(crate) fn build_and_test() -> Result<()> {
 fn run_tests_and_check_tree(binaries: &[TestBinary]) -> Result<()> {
     let before = changed_files()?;
     test_run::run_tests(binaries)?;
-    let left: Vec<_> = changed_files()?.difference(&before).cloned().collect();
+    let after = changed_files()?;
+    let changed = differences(&before, &after);
     ensure!(
-        left.is_empty(),
+        changed.is_empty(),
         "the tests changed the source tree:\n{}",
-        left.join("\n")
+        changed.join("\n")
     );
     Ok(())
 }
 
-/// Returns the files that git reports as changed or new; none in a tree without git.
-fn changed_files() -> Result<BTreeSet<String>> {
+/// Files that git reports as changed or new: each line of git with a hash of the file's content, which is `None` for a
+/// file that is gone. The line of a file that was changed before does not tell whether it was changed again.
+type ChangedFiles = BTreeMap<String, Option<u64>>;
+
+/// Returns the changed and new files of the source tree; none in a tree without git.
+fn changed_files() -> Result<ChangedFiles> {
     if !project_root().join(".git").exists() {
-        return Ok(BTreeSet::new());
+        return Ok(ChangedFiles::new());
     }
     let mut status = Command::new("git");
     status
         // In a container, the checkout may belong to another user.
-        .args(["-c", "safe.directory=*", "status", "--porcelain"])
+        .args(["-c", "safe.directory=*", "status", "--porcelain", "-z"])
+        // One line for each file, also of a new folder and of a renamed file.
+        .args(["--untracked-files=all", "--no-renames"])
         .current_dir(project_root());
-    Ok(output(&mut status)?.lines().map(str::to_owned).collect())
+    let lines = output(&mut status)?;
+    let lines = lines.split_terminator('\0');
+    let hashed = lines.map(|line| {
+        // The two letters of the state and a blank come before the path.
+        let path = line.get(3..).context("git status without a path")?;
+        Ok((line.to_owned(), content_hash(path)))
+    });
+    hashed.collect()
+}
+
+/// Hashes the content of a file in the source tree. `None` if there is no such file.
+fn content_hash(path: &str) -> Option<u64> {
+    let mut hasher = DefaultHasher::new();
+    fs::read(project_root().join(path)).ok()?.hash(&mut hasher);
+    Some(hasher.finish())
+}
+
+/// Returns the lines of the files that differ: new, gone, or with another content.
+fn differences<'a>(before: &'a ChangedFiles, after: &'a ChangedFiles) -> Vec<&'a str> {
+    let other = |known: &'a ChangedFiles, all: &'a ChangedFiles| {
+        let other = all
+            .iter()
+            .filter(|(line, hash)| known.get(*line) != Some(hash));
+        other.map(|(line, _)| line.as_str())
+    };
+    let mut lines: Vec<_> = other(before, after).chain(other(after, before)).collect();
+    lines.sort_unstable();
+    lines.dedup();
+    lines
 }
 
 /// Runs all checks of a change. Steps that wait, for Debian's packages or for the hosts of torture, run beside those
@@ -216,23 +252,36 @@ fn step_line(name: &str, time: Duration) -> String {
     format!("{:6.0} s  {name}", time.as_secs_f64())
 }
 
-/// Checks licences, sources and wildcard versions by cargo-deny. Advisories are left out, because their database may
-/// be unreachable. Not part of CI, because cargo-deny takes minutes to build; a test of the crate `package` checks
-/// licences and sources.
-pub(crate) fn check_dependencies() -> Result<()> {
-    cargo_tool::ensure_installed("cargo-deny", &[])?;
-    let mut deny = cargo_command(&["deny", "--log-level", "error", "check"]);
-    run(deny.args(["bans", "licenses", "sources"]))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::failed_suites;
+    use super::{ChangedFiles, differences, failed_suites};
 
     #[test]
     fn failed_suites_by_output_of_torture() {
         let written = "storm: 9 replies (1.2 s)\nclients: FAILED: drip: 1 refused\nhostile: FAILED: no: FAILED: x\n\
              torture: failed: clients, hostile\n";
         assert_eq!(failed_suites(written), ["clients", "hostile"]);
+    }
+
+    #[test]
+    fn file_that_was_changed_before_is_noticed_again() {
+        let files = |files: &[(&str, u64)]| -> ChangedFiles {
+            let files = files.iter();
+            files
+                .map(|(line, hash)| ((*line).to_owned(), Some(*hash)))
+                .collect()
+        };
+        let before = files(&[(" M a", 1), ("?? b", 2)]);
+        let check = |after: &[(&str, u64)], expected: &[&str]| {
+            assert_eq!(differences(&before, &files(after)), expected, "{after:?}");
+        };
+        check(&[(" M a", 1), ("?? b", 2)], &[]);
+        check(&[(" M a", 7), ("?? b", 2)], &[" M a"]);
+        check(&[(" M a", 1), ("?? b", 2), ("?? c", 3)], &["?? c"]);
+        // The tests took back a change.
+        check(&[("?? b", 2)], &[" M a"]);
+        check(&[], &[" M a", "?? b"]);
+        let gone: ChangedFiles = [(" D a".to_owned(), None)].into();
+        assert_eq!(differences(&gone, &gone), [""; 0]);
     }
 }

@@ -24,20 +24,19 @@ pub(crate) fn check_features() -> Result<()> {
     Ok(())
 }
 
-/// Returns the features of a manifest to check alone, and "" for a build without any feature. Leaves out `default`; the
-/// feature of a crate that has only one, which clippy checks in the whole workspace; and "" if `default` is empty,
-/// because usual builds have no feature then. Empty if the crate has no features.
+/// Returns "" for a build without any feature, and the features of a manifest to check alone. Leaves out `default`, and
+/// the feature of a crate that has only one, which clippy checks in the whole workspace. A crate without default
+/// features is built with none only here: clippy turns all on, and the workspace those that another crate uses. Empty
+/// if the crate has no features.
 fn features_to_check(manifest: &str) -> Vec<&str> {
     let lines = manifest.lines().skip_while(|line| *line != "[features]");
     let lines = lines.skip(1).take_while(|line| !line.starts_with('['));
     let lines = lines.filter(|line| !line.starts_with('#'));
     let lines: Vec<_> = lines.filter_map(|line| line.split_once(" = ")).collect();
-    let default = lines.iter().find(|(name, _)| *name == "default");
-    let has_none = !lines.is_empty() && default.is_none_or(|(_, list)| *list != "[]");
     let names = lines.iter().map(|(name, _)| *name);
     let names: Vec<_> = names.filter(|name| *name != "default").collect();
     let names = if names.len() == 1 { &[] } else { &names[..] };
-    let none = has_none.then_some("");
+    let none = (!lines.is_empty()).then_some("");
     none.into_iter().chain(names.iter().copied()).collect()
 }
 
@@ -62,8 +61,9 @@ mod tests {
         };
         check("default = [\"a\"]\na = []\n", &[""]);
         check("a = []\n", &[""]);
-        check("default = []\na = []\n", &[]);
-        check("default = []\na = []\nb = []\n", &["a", "b"]);
+        check("default = []\na = []\n", &[""]);
+        check("a = []\nb = []\n", &["", "a", "b"]);
+        check("default = []\na = []\nb = []\n", &["", "a", "b"]);
         assert!(features_to_check("[package]\nname = \"x\"\n").is_empty());
     }
 }

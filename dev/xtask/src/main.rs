@@ -4,6 +4,7 @@ mod book;
 mod cargo_tool;
 mod ci;
 mod demo;
+mod deny;
 mod features;
 mod fuzz;
 mod lint;
@@ -121,7 +122,7 @@ fn main() -> ExitCode {
         ["features"] => features::check_features(),
         ["fuzz"] => build_and_run_fuzz(),
         ["pictures"] => pictures::draw_pictures(),
-        ["deny"] => ci::check_dependencies(),
+        ["deny"] => deny::check_dependencies(),
         ["ci"] => ci::run_ci(),
         _ => {
             eprintln!("{USAGE}");

@@ -10,8 +10,9 @@ use std::path::Path;
 
 use anyhow::Result;
 use serde_json::json;
+use testkit::Random;
 
-use crate::synthetic::Random;
+use crate::synthetic::SEED;
 
 const SERVICES: usize = 20;
 pub(super) const PROCESSES: usize = 1000;
@@ -100,7 +101,7 @@ impl Processes {
     /// hours from `start` on, which is in milliseconds since 1970.
     pub(super) fn new(programs: &[Vec<String>], start: i64, hours: i64) -> Self {
         let mut all = Self {
-            random: Random::new(),
+            random: Random(SEED),
             stacks: Vec::new(),
             services: Vec::new(),
             processes: Vec::new(),
@@ -122,7 +123,7 @@ impl Processes {
 
     /// Next pseudo-random number, at least 0 and below 1.
     fn random_fraction(&mut self) -> f64 {
-        self.random.below(1 << 30) as f64 / f64::from(1 << 30)
+        self.random.next_below(1 << 30) as f64 / f64::from(1 << 30)
     }
 
     /// Generates a service with 30 to 360 stacks of a program, most often few. The sizes of objects (16 B to 64 KiB)
@@ -133,7 +134,7 @@ impl Processes {
         let mut unused: Vec<&String> = program.iter().collect();
         let mut stacks = Vec::new();
         while stacks.len() < count && !unused.is_empty() {
-            let stack = unused.swap_remove(self.random.below(unused.len()));
+            let stack = unused.swap_remove(self.random.next_below(unused.len()));
             let old = self.add_stack(stack);
             let new = match stacks.len() % 20 {
                 3 => self.add_stack(&stack.replacen(';', ";v2::", 1)),
@@ -185,7 +186,7 @@ impl Processes {
         let count = self.services[service].stacks.len();
         let mut levels = Vec::new();
         for stack in 0..count {
-            if self.random.below(10) == 0 {
+            if self.random.next_below(10) == 0 {
                 continue;
             }
             let mean_bytes = self.services[service].stacks[stack].mean_bytes;
@@ -200,8 +201,10 @@ impl Processes {
         }
         Process {
             service,
-            pid: 1000 + self.random.below(60_000),
-            offset: self.random.below((PROFILE_INTERVAL - MAX_DELAY) as usize) as i64,
+            pid: 1000 + self.random.next_below(60_000),
+            offset: self
+                .random
+                .next_below((PROFILE_INTERVAL - MAX_DELAY) as usize) as i64,
             build: 0,
             levels,
         }
@@ -220,8 +223,9 @@ impl Processes {
             }
             let begin = self.start + hour * MILLIS_PER_HOUR + self.processes[number].offset;
             for index in 0..MILLIS_PER_HOUR / PROFILE_INTERVAL {
-                let time =
-                    begin + index * PROFILE_INTERVAL + self.random.below(MAX_DELAY as usize) as i64;
+                let time = begin
+                    + index * PROFILE_INTERVAL
+                    + self.random.next_below(MAX_DELAY as usize) as i64;
                 self.simulate_until_next_profile(number);
                 let text = self.build_profile_json(number, machine, time, index == 0)?;
                 fs::write(spool.join(format!("{time:015}.{number}.json")), text)?;

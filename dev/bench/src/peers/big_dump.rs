@@ -2,7 +2,9 @@
 
 use std::io::{self, Write};
 
-use crate::synthetic::Random;
+use testkit::Random;
+
+use crate::synthetic::SEED;
 
 /// Stacks that are generated; equal ones are then removed.
 const STACKS: usize = 90_000;
@@ -18,12 +20,12 @@ pub(super) fn write_big_dump(real: &str, out: &mut dyn Write) -> io::Result<()> 
     let maps = real
         .find("MAPPED_LIBRARIES:")
         .map_or("", |start| &real[start..]);
-    let mut random = Random::new();
+    let mut random = Random(SEED);
     let mut stacks_out: Vec<Vec<&str>> = (0..STACKS)
         .map(|_| {
-            let leaf = &stacks[random.below(stacks.len())];
-            let root = &stacks[random.below(stacks.len())];
-            let cut = random.below(leaf.len().min(root.len()));
+            let leaf = &stacks[random.next_below(stacks.len())];
+            let root = &stacks[random.next_below(stacks.len())];
+            let cut = random.next_below(leaf.len().min(root.len()));
             [&leaf[..cut + 1], &root[cut..]].concat()
         })
         .collect();
@@ -34,8 +36,8 @@ pub(super) fn write_big_dump(real: &str, out: &mut dyn Write) -> io::Result<()> 
     writeln!(out, "heap_v2/524288\n  t*: {totals}\n  t0: {totals}")?;
     for stack in stacks_out {
         writeln!(out, "@ {}", stack.join(" "))?;
-        let objects = 1 + random.below(4);
-        let bytes = objects * (16 + random.below(4096));
+        let objects = 1 + random.next_below(4);
+        let bytes = objects * (16 + random.next_below(4096));
         writeln!(
             out,
             "  t*: {objects}: {bytes} [0: 0]\n  t0: {objects}: {bytes} [0: 0]"

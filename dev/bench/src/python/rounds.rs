@@ -2,16 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use testkit::LineReader;
+
+/// Time of a round, which some profilers make a hundred times longer.
+const ROUND_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// Process of `rounds.py`; dropping it kills it.
 pub(super) struct Benchmarks {
     process: Child,
     requests: ChildStdin,
-    times: BufReader<ChildStdout>,
+    times: LineReader<ChildStdout>,
 }
 
 impl Benchmarks {
@@ -23,7 +28,7 @@ impl Benchmarks {
         let shown = format!("{command:?}");
         let mut process = command.spawn().with_context(|| shown.clone())?;
         let requests = process.stdin.take().context("no stdin")?;
-        let times = BufReader::new(process.stdout.take().context("no stdout")?);
+        let times = LineReader::new(process.stdout.take().context("no stdout")?);
         let mut started = Self {
             process,
             requests,
@@ -45,14 +50,16 @@ impl Benchmarks {
     }
 
     /// Reads the output up to the line `last`, and returns the seconds of each benchmark, from the lines of the form
-    /// `time NAME SECONDS`. Fails if the process ends before.
+    /// `time NAME SECONDS`. Fails if the process ends before, or after [`ROUND_TIMEOUT`].
     fn read_until(&mut self, last: &str) -> Result<BTreeMap<String, f64>> {
+        let mut lines = Vec::new();
+        let read = self.times.find_line(ROUND_TIMEOUT, |line| {
+            lines.push(line.to_owned());
+            (line.trim_end() == last).then_some(())
+        });
+        read.with_context(|| format!("the process printed no line {last:?}"))?;
         let mut times = BTreeMap::new();
-        let mut line = String::new();
-        while line.trim_end() != last {
-            line.clear();
-            let read = self.times.read_line(&mut line)?;
-            anyhow::ensure!(read > 0, "the process has ended before the line {last:?}");
+        for line in lines {
             if let ["time", name, seconds] = line.split_whitespace().collect::<Vec<_>>()[..] {
                 times.insert(name.to_owned(), seconds.parse()?);
             }

@@ -1,7 +1,7 @@
 //! Commands that query many hosts, and one host with many clients.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use memprof_host::client::Client;
+use testkit::LineReader;
 use xtask::dist::dist_dir;
 
 use super::Growth;
@@ -22,6 +23,10 @@ use crate::limits::Measurements;
 const CLIENTS: usize = 64;
 /// Time for which the clients reconnect.
 const RECONNECT_TIME: Duration = Duration::from_secs(10);
+
+/// Time that `memprof serve` may take for its address or for a list of a thousand hosts, and a host to end the threads
+/// of clients that have gone.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Time for which the host's own leak is measured.
 const LEAK_TIME: Duration = Duration::from_secs(10);
@@ -41,8 +46,9 @@ pub(super) fn time_queries(dir: &Path, measurements: &mut Measurements) -> Resul
         }
         for host in &hosts {
             // A host that still searches for its allocators replies later than `ps` waits on a busy machine.
-            host.client(dir)?
-                .message("memory_profile", "status", "", None)?;
+            let mut client = host.client(dir)?;
+            let reply = client.message("memory_profile", "status", "", None)?;
+            ensure!(reply.result.status_code == 0, "{:?}", reply.result);
         }
         let memprof = |args: &[&str]| -> Result<String> {
             let mut command = Command::new(dist_dir().join("bin/memprof"));
@@ -79,12 +85,12 @@ fn time_http_list(dir: &Path, count: usize) -> Result<f64> {
     serve.arg("serve").arg("--socket").arg(&http);
     serve.env("MEMPROF_SOCKET_DIR", socket_dir(dir));
     let mut server = Host::start(serve.stderr(Stdio::piped()), dir)?;
-    let mut line = String::new();
     let stderr = server.0.stderr.take().context("it has no stderr")?;
-    BufReader::new(stderr).read_line(&mut line)?;
+    let line = LineReader::new(stderr).read_line(REPLY_TIMEOUT)?;
     ensure!(line.contains("serving "), "{line}");
     measure_median_milliseconds(|| {
         let mut stream = UnixStream::connect(&http)?;
+        stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         stream.write_all(
             b"GET /api/v1/hosts HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
         )?;
@@ -125,8 +131,14 @@ pub(super) fn measure_memory_after_reconnects(
     let growth_without_leak =
         || -> Result<f64> { Ok((growth()? - leak_rate * seconds()) / 1024.0) };
     let replies = run_clients(&socket, Instant::now() + RECONNECT_TIME);
+    ensure!(replies > 0, "no client got a reply");
     let at_end = growth_without_leak()?;
+    let ended = Instant::now();
     while host.status_field("Threads:")? > threads {
+        ensure!(
+            ended.elapsed() < REPLY_TIMEOUT,
+            "the host keeps the threads of clients that have gone"
+        );
         thread::sleep(Duration::from_millis(50));
     }
     // jemalloc keeps free pages for this time.
@@ -146,13 +158,10 @@ fn run_clients(socket: &Path, end: Instant) -> usize {
     let client = || {
         let mut replies = 0;
         while Instant::now() < end {
-            let reply = Client::connect(socket).and_then(|mut client| {
-                client
-                    .message("memory_profile", "status", "", None)
-                    .map(drop)
-            });
+            let reply = Client::connect(socket)
+                .and_then(|mut client| client.message("memory_profile", "status", "", None));
             // There are more clients than connections, so the host refuses some.
-            replies += usize::from(reply.is_ok());
+            replies += usize::from(reply.is_ok_and(|reply| reply.result.status_code == 0));
         }
         replies
     };

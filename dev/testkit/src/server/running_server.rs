@@ -14,6 +14,7 @@ use nix::unistd::Pid;
 use crate::half_open::HalfOpenConnections;
 use crate::processes::{command_contains, descendants, is_running};
 use crate::psql_session::PsqlSession;
+use crate::run::wrap_command;
 use crate::server::{ProfiledProcess, Server};
 use crate::server_dir::ServerDir;
 
@@ -88,23 +89,6 @@ pub(crate) fn start_server(
     };
     running.wait_until_ready()?;
     Ok(running)
-}
-
-/// Returns the command with its program and arguments after those of `wrapper`, and with its environment. An empty
-/// `wrapper` leaves the command as it is.
-fn wrap_command(command: &Command, wrapper: &[OsString]) -> Command {
-    let mut arguments = wrapper.to_vec();
-    arguments.push(command.get_program().to_owned());
-    arguments.extend(command.get_args().map(OsString::from));
-    let mut wrapped = Command::new(&arguments[0]);
-    wrapped.args(&arguments[1..]);
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => wrapped.env(name, value),
-            None => wrapped.env_remove(name),
-        };
-    }
-    wrapped
 }
 
 impl RunningServer {

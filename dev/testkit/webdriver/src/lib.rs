@@ -10,11 +10,13 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testkit::LineReader;
 
 /// Arguments of Chromium: no sandbox, because CI runs as root, and no network requests but those of the pages.
 const CHROMIUM_ARGS: [&str; 9] = [
@@ -30,6 +32,10 @@ const CHROMIUM_ARGS: [&str; 9] = [
 ];
 /// Timeout of a script in milliseconds, long enough for a busy machine.
 const SCRIPT_TIMEOUT_MS: u64 = 120_000;
+/// Time that chromedriver may take to start.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time that it may take to reply: longer than its own limits, of which that of a page's load is the longest, 300 s.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(330);
 /// Package of Python's index that has axe.min.js, the accessibility checker; pip needs none of its dependencies.
 const AXE: [&str; 2] = ["--no-deps", "axe-playwright-python==0.1.8"];
 /// Key of an element's id in `WebDriver`'s JSON (w3.org/TR/webdriver2, "web element identifier").
@@ -57,8 +63,8 @@ impl Browser {
             .unwrap_or_else(|error| {
                 panic!("chromedriver: {error}; apt-get install chromium chromium-driver")
             });
-        let lines = BufReader::new(driver.stdout.take().unwrap()).lines();
-        let port = lines.map_while(Result::ok).find_map(|line| {
+        let mut lines = LineReader::new(driver.stdout.take().unwrap());
+        let port = lines.find_line(START_TIMEOUT, |line| {
             let (_, port) = line.split_once("started successfully on port ")?;
             port.trim_end_matches('.').parse().ok()
         });
@@ -262,6 +268,7 @@ impl Browser {
     /// Sends an HTTP request to chromedriver; returns the status and the body of the response.
     fn request(&self, method: &str, path: &str, body: &str) -> std::io::Result<(u16, Vec<u8>)> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         write!(
             stream,
             "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nContent-Type: application/json\r\n\

@@ -1,11 +1,9 @@
-//! An agent's spool with a store, and the agent's process.
+//! An agent's configuration, and its spool with a store.
 
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -13,11 +11,11 @@ use tempfile::TempDir;
 use testkit::s3::BUCKET;
 use xtask::dist::dist_dir;
 
+use super::process::{AgentProcess, wait_until};
+
 /// Time of the first dump, 2026-11-21T10:00:00Z, in milliseconds since 1970.
 const FIRST_DUMP_TIME: u64 = 1_795_255_200_000;
 const MILLIS_PER_MINUTE: u64 = 60_000;
-/// Time that an agent may take to reply again, or to empty its spool.
-const AGENT_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Returns a profile as the agent keeps it in its spool (the directory of profiles that wait for the store): two stacks
 /// with 1000 + `number` bytes and 7 bytes in use, taken `number` minutes after `FIRST_DUMP_TIME`.
@@ -137,7 +135,7 @@ impl FleetFixture {
         }
     }
 
-    /// Waits until the spool is empty. Fails after [`AGENT_TIMEOUT`].
+    /// Waits until the spool is empty. Fails after the timeout of [`wait_until`].
     pub(super) fn wait_until_drained(&self) -> Result<()> {
         wait_until("the spool is not drained", || self.is_drained())
     }
@@ -164,50 +162,5 @@ impl FleetFixture {
             "the store has {found} bytes of {expected} that were dumped"
         );
         Ok(())
-    }
-}
-
-/// Polls every 50 ms until a condition is true; fails with `message` after [`AGENT_TIMEOUT`].
-pub(super) fn wait_until(message: &str, mut is_done: impl FnMut() -> bool) -> Result<()> {
-    let start = Instant::now();
-    while !is_done() {
-        ensure!(
-            start.elapsed() < AGENT_TIMEOUT,
-            "{message} after {AGENT_TIMEOUT:?}"
-        );
-        thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
-}
-
-/// A process of an agent or a NATS server; dropping it kills it.
-pub(super) struct AgentProcess(Child);
-
-impl AgentProcess {
-    /// Starts a command, and drops what it writes to its standard error.
-    pub(super) fn start_without_stderr(command: &mut Command) -> Result<Self> {
-        Self::start_with_stderr(command.stderr(Stdio::null()))
-    }
-
-    /// Starts a command, whose standard error goes where the caller has set it.
-    pub(super) fn start_with_stderr(command: &mut Command) -> Result<Self> {
-        let started = command.spawn();
-        let name = || command.get_program().display().to_string();
-        Ok(Self(started.with_context(name)?))
-    }
-
-    /// Kills the process with SIGKILL, and waits for its end.
-    pub(super) fn kill(&mut self) -> Result<()> {
-        self.0.kill()?;
-        self.0.wait()?;
-        Ok(())
-    }
-}
-
-impl Drop for AgentProcess {
-    fn drop(&mut self) {
-        if let Err(error) = self.kill() {
-            eprintln!("fleet: {error}");
-        }
     }
 }

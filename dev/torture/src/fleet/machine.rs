@@ -11,7 +11,8 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use xtask::dist::dist_dir;
 
-use super::fixture::{AgentProcess, FleetFixture, dump_json};
+use super::fixture::{FleetFixture, dump_json};
+use super::process::AgentProcess;
 
 /// Time between two profiles of the process, in seconds.
 pub(super) const PERIOD_SECONDS: u64 = 30;

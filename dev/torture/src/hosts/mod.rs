@@ -3,7 +3,7 @@
 
 mod hostile_host;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
+use testkit::LineReader;
 
 use super::SuiteLength;
 use super::host::HostSetup;
@@ -129,8 +130,8 @@ impl CliUser {
         Ok(shown)
     }
 
-    /// Starts `memprof serve`, and returns its HTTP response with the list of hosts. Fails if it prints no address, or
-    /// if it sends nothing for [`COMMAND_TIMEOUT`].
+    /// Starts `memprof serve`, and returns its HTTP response with the list of hosts. Fails if it prints no address
+    /// within [`COMMAND_TIMEOUT`], or if it sends nothing for so long.
     fn list_hosts_over_http(&self) -> Result<String> {
         let mut server = Server(
             Command::new(dist_dir().join("bin/memprof"))
@@ -140,9 +141,7 @@ impl CliUser {
                 .spawn()?,
         );
         let stderr = server.0.stderr.take().context("it has no stderr")?;
-        let mut lines = BufReader::new(stderr).lines();
-        let address = lines.find_map(|line| {
-            let line = line.ok()?;
+        let address = LineReader::new(stderr).find_line(COMMAND_TIMEOUT, |line| {
             let (_, url) = line.split_once("http://")?;
             Some(url.split('/').next()?.to_owned())
         });

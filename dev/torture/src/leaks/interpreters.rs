@@ -1,9 +1,12 @@
 //! Interpreters under load: for each line of input they replace some of the objects that they keep, and print `ok`.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
+use testkit::LineReader;
+
+use crate::host::REPLY_TIMEOUT;
 
 /// Interpreter with a script that keeps replacing objects.
 pub(super) struct Interpreter {
@@ -95,7 +98,7 @@ pub(super) const INTERPRETERS: [Interpreter; 5] = [
 pub(super) struct RunningInterpreter {
     child: Child,
     input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    output: LineReader<ChildStdout>,
     line: &'static str,
 }
 
@@ -108,7 +111,7 @@ impl Interpreter {
         let mut child = command.spawn().context(self.program)?;
         let mut running = RunningInterpreter {
             input: child.stdin.take().context("no input")?,
-            output: BufReader::new(child.stdout.take().context("no output")?),
+            output: LineReader::new(child.stdout.take().context("no output")?),
             child,
             line: self.line,
         };
@@ -125,16 +128,12 @@ impl RunningInterpreter {
         self.child.id()
     }
 
-    /// Writes one line of input, and waits for `ok`. Fails if the interpreter has ended.
+    /// Writes one line of input, and waits for `ok`. Fails if the interpreter has ended, or after [`REPLY_TIMEOUT`].
     pub(super) fn run_round(&mut self) -> Result<()> {
         self.input.write_all(self.line.as_bytes())?;
-        let mut reply = String::new();
         // `sqlite3 -interactive` prints its prompt before the reply.
-        while !reply.trim_end().ends_with("ok") {
-            reply.clear();
-            ensure!(self.output.read_line(&mut reply)? > 0, "it has ended");
-        }
-        Ok(())
+        let is_reply = |line: &str| line.trim_end().ends_with("ok").then_some(());
+        Ok(self.output.find_line(REPLY_TIMEOUT, is_reply)?)
     }
 }
 

@@ -124,3 +124,16 @@ fn run_without_memprof(server: &Server) -> Result<Behaviour> {
         exit: running.terminate()?,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{SERVERS, SHORT_SUITE};
+
+    #[test]
+    fn short_suite_names_servers() {
+        for name in SHORT_SUITE {
+            let is_known = SERVERS.iter().any(|server| server.name == name);
+            assert!(is_known, "{name}");
+        }
+    }
+}

@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
 use anyhow::{Context, Result, bail};
+use testkit::processes::wait_for_exit;
 
 use crate::host::REPLY_TIMEOUT;
 
@@ -99,7 +100,9 @@ impl Running {
                 Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
             }
         }
-        Ok(format!("{output}{}", self.child.wait()?))
+        let ended = wait_for_exit(&mut self.child, REPLY_TIMEOUT)?;
+        let ended = ended.context("HANGS: it closes its output and does not end")?;
+        Ok(format!("{output}{ended}"))
     }
 }
 

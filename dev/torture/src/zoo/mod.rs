@@ -2,7 +2,6 @@
 //! one while it works. Its replies, exit and resources must be those without memprof. A refusal with a reason is no
 //! failure.
 
-mod held;
 mod lines;
 mod odd;
 mod packaged;
@@ -16,8 +15,8 @@ use std::thread;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::SuiteLength;
+use super::held_resources::HeldResources;
 use super::servers::Tools;
-pub(crate) use held::HeldResources;
 pub(crate) use odd::LINKED;
 use round::run_round;
 use subject::{Running, Subject, install_subjects};
@@ -187,6 +186,10 @@ impl Tally {
             bail!("{} of {programs}: {}", failed.len(), failed.join(", "));
         }
         ensure!(
+            programs > 0,
+            "no program has the text of {ONLY_VARIABLE} in its name"
+        );
+        ensure!(
             refused * PROGRAMS_PER_REFUSAL <= programs || programs < PROGRAMS_PER_REFUSAL,
             "{refused} of {programs} refused something"
         );
@@ -194,5 +197,23 @@ impl Tally {
             "{programs} programs, {rounds} times each, with {answers} answers meanwhile: 0 deaths, 0 hangs, 0 changed, \
              nothing left; {refused} refused something by name"
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Tally;
+
+    #[test]
+    fn suite_without_a_program_fails() {
+        let summary = |programs| {
+            let tally = Tally {
+                programs,
+                ..Tally::default()
+            };
+            tally.summary_line(1)
+        };
+        assert!(summary(0).is_err());
+        assert!(summary(1).is_ok());
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct Odd {
 }
 
 /// A variant that only the long suite runs.
-const fn in_long_suite(kind: &'static str) -> Odd {
+const fn long_suite_variant(kind: &'static str) -> Odd {
     Odd {
         program: "odd",
         kind,
@@ -33,7 +33,7 @@ const fn in_long_suite(kind: &'static str) -> Odd {
 const fn in_both_suites(kind: &'static str) -> Odd {
     Odd {
         is_short: true,
-        ..in_long_suite(kind)
+        ..long_suite_variant(kind)
     }
 }
 
@@ -41,7 +41,7 @@ const fn in_both_suites(kind: &'static str) -> Odd {
 const fn built_as(program: &'static str, kind: &'static str) -> Odd {
     Odd {
         program,
-        ..in_long_suite(kind)
+        ..long_suite_variant(kind)
     }
 }
 
@@ -49,52 +49,52 @@ const fn built_as(program: &'static str, kind: &'static str) -> Odd {
 const fn with_variable(name: &'static str, value: &'static str) -> Odd {
     Odd {
         variable: Some((name, value)),
-        ..in_long_suite("small-stacks")
+        ..long_suite_variant("small-stacks")
     }
 }
 
 pub(super) const ODD: &[Odd] = &[
-    in_long_suite("alternate-stack"),
-    in_long_suite("batch"),
-    in_long_suite("blocked"),
-    in_long_suite("chroot"),
-    in_long_suite("clone"),
-    in_long_suite("coroutine"),
-    in_long_suite("dlmopen"),
-    in_long_suite("dlopen"),
+    long_suite_variant("alternate-stack"),
+    long_suite_variant("batch"),
+    long_suite_variant("blocked"),
+    long_suite_variant("chroot"),
+    long_suite_variant("clone"),
+    long_suite_variant("coroutine"),
+    long_suite_variant("dlmopen"),
+    long_suite_variant("dlopen"),
     in_both_suites("exec"),
-    in_long_suite("faults"),
-    in_long_suite("fork"),
-    in_long_suite("handlers"),
-    in_long_suite("hidden"),
-    in_long_suite("idle"),
-    in_long_suite("ignored-children"),
-    in_long_suite("large-stacks"),
-    in_long_suite("limited-files"),
-    in_long_suite("limited-locked"),
-    in_long_suite("limited-size"),
-    in_long_suite("limited-space"),
-    in_long_suite("limited-stack"),
+    long_suite_variant("faults"),
+    long_suite_variant("fork"),
+    long_suite_variant("handlers"),
+    long_suite_variant("hidden"),
+    long_suite_variant("idle"),
+    long_suite_variant("ignored-children"),
+    long_suite_variant("large-stacks"),
+    long_suite_variant("limited-files"),
+    long_suite_variant("limited-locked"),
+    long_suite_variant("limited-size"),
+    long_suite_variant("limited-space"),
+    long_suite_variant("limited-stack"),
     in_both_suites("little"),
-    in_long_suite("locked"),
-    in_long_suite("no-new-privileges"),
-    in_long_suite("no-sockets"),
+    long_suite_variant("locked"),
+    long_suite_variant("no-new-privileges"),
+    long_suite_variant("no-sockets"),
     in_both_suites("no-stdio"),
-    in_long_suite("no-threads"),
-    in_long_suite("plain"),
-    in_long_suite("ring"),
-    in_long_suite("setuid"),
-    in_long_suite("signalfd"),
+    long_suite_variant("no-threads"),
+    long_suite_variant("plain"),
+    long_suite_variant("ring"),
+    long_suite_variant("setuid"),
+    long_suite_variant("signalfd"),
     in_both_suites("skewed"),
-    in_long_suite("small-stacks"),
-    in_long_suite("spawn"),
-    in_long_suite("threads"),
-    in_long_suite("timerfd"),
-    in_long_suite("timers"),
-    in_long_suite("unshared"),
-    in_long_suite("unshared-files"),
-    in_long_suite("vectors"),
-    in_long_suite("vfork"),
+    long_suite_variant("small-stacks"),
+    long_suite_variant("spawn"),
+    long_suite_variant("threads"),
+    long_suite_variant("timerfd"),
+    long_suite_variant("timers"),
+    long_suite_variant("unshared"),
+    long_suite_variant("unshared-files"),
+    long_suite_variant("vectors"),
+    long_suite_variant("vfork"),
     built_as("odd_static", "plain"),
     built_as("odd_fixed", "skewed"),
     built_as("odd_fixed", "small-stacks"),

@@ -13,7 +13,7 @@ pub(super) struct Packaged {
 }
 
 /// A program that only the long suite runs.
-const fn in_long_suite(
+const fn long_suite_variant(
     name: &'static str,
     package: &'static str,
     words: &'static [&'static str],
@@ -38,7 +38,7 @@ const fn in_both_suites(
 ) -> Packaged {
     Packaged {
         is_short: true,
-        ..in_long_suite(name, package, words, line)
+        ..long_suite_variant(name, package, words, line)
     }
 }
 
@@ -54,19 +54,19 @@ pub(super) const PACKAGED: &[Packaged] = &[
         &["bash"],
         "x=$(echo {1..99}); echo ${#x} ok\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "dash",
         "dash",
         &["dash"],
         "x=$(echo one two); echo ${#x} ok\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "busybox",
         "busybox",
         &["busybox", "sh"],
         "x=$(echo one two); echo ${#x} ok\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "fish",
         "fish",
         &[
@@ -76,67 +76,67 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "abc\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "ksh93",
         "ksh93u+m",
         &["ksh93"],
         "x=$(echo one two); echo ${#x} ok\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "mksh",
         "mksh",
         &["mksh"],
         "x=$(echo one two); echo ${#x} ok\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "posh",
         "posh",
         &["posh"],
         "x=$(echo one two); echo ${#x} ok\n",
     ),
-    in_long_suite("rc", "rc", &["rc"], "x=`{echo one two}; echo $#x ok\n"),
-    in_long_suite(
+    long_suite_variant("rc", "rc", &["rc"], "x=`{echo one two}; echo $#x ok\n"),
+    long_suite_variant(
         "tcsh",
         "tcsh",
         &["tcsh", "-f"],
         "set x = `echo one two`; echo $#x ok\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "yash",
         "yash",
         &["yash"],
         "x=$(echo one two); echo ${#x} ok\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "zsh",
         "zsh",
         &["zsh", "-f"],
         "x=$(echo {1..99}); echo ${#x} ok\n",
     ),
     // Editors and filters.
-    in_long_suite("cat", "coreutils", &["cat"], "ok\n"),
-    in_long_suite("tee", "coreutils", &["tee"], "ok\n"),
-    in_long_suite(
+    long_suite_variant("cat", "coreutils", &["cat"], "ok\n"),
+    long_suite_variant("tee", "coreutils", &["tee"], "ok\n"),
+    long_suite_variant(
         "stdbuf tr",
         "coreutils",
         &["stdbuf", "-oL", "tr", "a-z", "A-Z"],
         "ok\n",
     ),
-    in_long_suite("ed", "ed", &["ed", "-s"], "a\nok\n.\n1,$s/o/oo/\n1p\n1d\n"),
-    in_long_suite(
+    long_suite_variant("ed", "ed", &["ed", "-s"], "a\nok\n.\n1,$s/o/oo/\n1p\n1d\n"),
+    long_suite_variant(
         "vim",
         "vim-tiny",
         &["vim.tiny", "-u", "NONE", "-es"],
         "s/.*/ok/|print\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "grep",
         "grep",
         &["grep", "--line-buffered", "-P", "(o+)k"],
         "ooook\n",
     ),
-    in_long_suite("sed", "sed", &["sed", "-u", "s/\\(o*\\)k/\\1\\1k/"], "ok\n"),
-    in_long_suite(
+    long_suite_variant("sed", "sed", &["sed", "-u", "s/\\(o*\\)k/\\1\\1k/"], "ok\n"),
+    long_suite_variant(
         "gawk",
         "gawk",
         &[
@@ -145,7 +145,7 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "mawk",
         "mawk",
         &[
@@ -156,8 +156,8 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    in_long_suite("m4", "m4", &["m4", "-i"], "define(`x', `$1$1')x(`ok')\n"),
-    in_long_suite(
+    long_suite_variant("m4", "m4", &["m4", "-i"], "define(`x', `$1$1')x(`ok')\n"),
+    long_suite_variant(
         "jq",
         "jq",
         &["jq", "--unbuffered", "-c", "[range(200)] | add"],
@@ -165,17 +165,17 @@ pub(super) const PACKAGED: &[Packaged] = &[
     ),
     in_both_suites("socat", "socat", &["socat", "-", "EXEC:cat"], "ok\n"),
     // Calculators.
-    in_long_suite("bc", "bc", &["bc"], "2^4000 % 1000007\n"),
-    in_long_suite("dc", "dc", &["dc"], "2 4000 ^ 1000007 % p\n"),
-    in_long_suite("calc", "apcalc", &["calc", "-p"], "2^4000 % 1000007\n"),
-    in_long_suite(
+    long_suite_variant("bc", "bc", &["bc"], "2^4000 % 1000007\n"),
+    long_suite_variant("dc", "dc", &["dc"], "2 4000 ^ 1000007 % p\n"),
+    long_suite_variant("calc", "apcalc", &["calc", "-p"], "2^4000 % 1000007\n"),
+    long_suite_variant(
         "gp",
         "pari-gp",
         &["gp", "-q", "-f"],
         "print(sum(i = 1, 500, i))\n",
     ),
-    in_long_suite("units", "units", &["units", "-t", "-q"], "3 km\nm\n"),
-    in_long_suite(
+    long_suite_variant("units", "units", &["units", "-t", "-q"], "3 km\nm\n"),
+    long_suite_variant(
         "gnuplot",
         "gnuplot-nox",
         &["gnuplot"],
@@ -202,7 +202,7 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "ruby",
         "ruby",
         &[
@@ -213,10 +213,10 @@ pub(super) const PACKAGED: &[Packaged] = &[
         "a\n",
     ),
     in_both_suites("lua5.4", "lua5.4", &["lua5.4", "-e", LUA], "a\n"),
-    in_long_suite("lua5.1", "lua5.1", &["lua5.1", "-e", LUA], "a\n"),
-    in_long_suite("lua5.3", "lua5.3", &["lua5.3", "-e", LUA], "a\n"),
-    in_long_suite("luajit", "luajit", &["luajit", "-e", LUA], "a\n"),
-    in_long_suite(
+    long_suite_variant("lua5.1", "lua5.1", &["lua5.1", "-e", LUA], "a\n"),
+    long_suite_variant("lua5.3", "lua5.3", &["lua5.3", "-e", LUA], "a\n"),
+    long_suite_variant("luajit", "luajit", &["luajit", "-e", LUA], "a\n"),
+    long_suite_variant(
         "node lines",
         "nodejs",
         &[
@@ -244,7 +244,7 @@ pub(super) const PACKAGED: &[Packaged] = &[
         &["tclsh"],
         "set x {}; for {set i 0} {$i < 500} {incr i} {lappend x $i}; puts [llength $x]; flush stdout\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "expect",
         "expect",
         &["expect", "-"],
@@ -262,7 +262,7 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "guile",
         "guile-3.0",
         &[
@@ -274,7 +274,7 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "csi",
         "chicken-bin",
         &[
@@ -287,13 +287,13 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "ocaml",
         "ocaml-interp",
         &["ocaml", "-noprompt"],
         "let _ = List.fold_left (+) 0 (List.init 500 Fun.id);;\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "ecl",
         "ecl",
         &[
@@ -305,7 +305,7 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "swipl",
         "swi-prolog-core-packages",
         &[
@@ -319,13 +319,13 @@ pub(super) const PACKAGED: &[Packaged] = &[
         ],
         "a\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "newlisp",
         "newlisp",
         &["newlisp"],
         "(apply + (sequence 1 500))\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "elvish",
         "elvish",
         &[
@@ -337,20 +337,20 @@ pub(super) const PACKAGED: &[Packaged] = &[
         "a\n",
     ),
     // Tools.
-    in_long_suite(
+    long_suite_variant(
         "gdb",
         "gdb",
         &["gdb", "-q", "-nx"],
         "output 6 * 7\necho \\n\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "sqlite3",
         "sqlite3",
         &["sqlite3", "-batch", ":memory:"],
         "with recursive n(i) as (select 1 union all select i + 1 from n where i < 500) select count(*), \
              group_concat(i) from n;\n",
     ),
-    in_long_suite(
+    long_suite_variant(
         "git",
         "git",
         &["git", "hash-object", "--stdin-paths"],

@@ -25,7 +25,7 @@ pub(super) fn find_faults() -> Result<Vec<String>> {
         let is_markdown = file.extension().is_some_and(|extension| extension == "md");
         is_markdown && !file.starts_with(BOOK) && !file.starts_with("hosts-examples")
     };
-    let known = path_ends(&files);
+    let known = KnownPaths::of_files(&files);
     let mut faults = Vec::new();
     for file in files.iter().filter(is_document) {
         let text = fs::read_to_string(project_root().join(file));
@@ -53,37 +53,48 @@ fn add_files(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> Result<()>
     Ok(())
 }
 
-/// Returns each path, the paths of the folders above it, and each end of these paths: `src/lint/words.rs`,
-/// `lint/words.rs`, `words.rs`. A document may name a file by any of them.
-fn path_ends(files: &[PathBuf]) -> HashSet<PathBuf> {
-    let mut ends = HashSet::new();
-    for file in files {
-        for path in file.ancestors() {
-            let parts: Vec<Component<'_>> = path.components().collect();
-            ends.extend((0..parts.len()).map(|start| parts[start..].iter().collect()));
-        }
-    }
-    ends
+/// Paths to which a document may link, and by which it may name a file.
+struct KnownPaths {
+    /// Each file and each folder above one, from the project's root on; the root itself is empty.
+    whole: HashSet<PathBuf>,
+    /// Each end of these paths: `src/lint/words.rs`, `lint/words.rs`, `words.rs`.
+    ends: HashSet<PathBuf>,
 }
 
-/// Returns the faults of one document: links and, in a document of [`MAPS`], names of source files that are not in
-/// `known`.
-fn document_faults(file: &Path, text: &str, known: &HashSet<PathBuf>) -> Vec<String> {
+impl KnownPaths {
+    /// Collects the paths of files, which are relative to the project's root.
+    fn of_files(files: &[PathBuf]) -> Self {
+        let paths = files.iter().flat_map(|file| file.ancestors());
+        let whole: HashSet<PathBuf> = paths.map(Path::to_owned).collect();
+        let ends = whole.iter().flat_map(|path| {
+            let parts: Vec<Component<'_>> = path.components().collect();
+            let ends = (0..parts.len()).map(|start| parts[start..].iter().collect());
+            ends.collect::<Vec<PathBuf>>()
+        });
+        let ends = ends.collect();
+        Self { whole, ends }
+    }
+}
+
+/// Returns the faults of one document: links that lead to no path of `known` and, in a document of [`MAPS`], names of
+/// source files that are the end of none.
+fn document_faults(file: &Path, text: &str, known: &KnownPaths) -> Vec<String> {
     let is_map = MAPS.iter().any(|map| file.starts_with(map));
     let folder = file.parent().unwrap_or(Path::new(""));
     let mut faults = Vec::new();
     for (line, number) in text.lines().zip(1..) {
-        let mut check = |path: PathBuf, named: &str| {
-            if !known.contains(&path) {
+        let mut check = |is_known: bool, named: &str| {
+            if !is_known {
                 let file = file.display();
                 faults.push(format!("{file}:{number}: `{named}` names no file"));
             }
         };
         for link in link_targets(line) {
-            check(resolve_link(folder, link), link);
+            let path = resolve_link(folder, link);
+            check(path.is_some_and(|path| known.whole.contains(&path)), link);
         }
         for name in source_file_names(line).filter(|_| is_map) {
-            check(PathBuf::from(name), name);
+            check(known.ends.contains(Path::new(name)), name);
         }
     }
     faults
@@ -107,17 +118,19 @@ fn source_file_names(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns the path to which a link in a document of `folder` leads, without `..`.
-fn resolve_link(folder: &Path, link: &str) -> PathBuf {
+/// Returns the path to which a link in a document of `folder` leads, without `..`. `None` if it leads out of the
+/// project, by too many `..` or as an absolute path.
+fn resolve_link(folder: &Path, link: &str) -> Option<PathBuf> {
     let mut path = folder.to_owned();
     for part in Path::new(link).components() {
         match part {
-            Component::ParentDir => drop(path.pop()),
+            Component::ParentDir if path.pop() => {}
             Component::Normal(name) => path.push(name),
-            _ => {}
+            Component::CurDir => {}
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => return None,
         }
     }
-    path
+    Some(path)
 }
 
 #[cfg(test)]
@@ -127,7 +140,7 @@ mod tests {
     #[test]
     fn a_link_or_a_source_file_that_is_not_there_is_a_fault() {
         let files = ["docs/design/1.md", "dev/x/src/lib.rs", "README.md"].map(PathBuf::from);
-        let known = path_ends(&files);
+        let known = KnownPaths::of_files(&files);
         let check = |file: &str, text: &str, expected: &[&str]| {
             assert_eq!(
                 document_faults(Path::new(file), text, &known),
@@ -149,6 +162,23 @@ mod tests {
             "README.md",
             "\n[a](docs/2.md), no.rs",
             &["README.md:2: `docs/2.md` names no file"],
+        );
+        // A link has a whole path, not the end of one, and stays in the project.
+        check(
+            "README.md",
+            "[a](design/1.md) [b](docs) [c](1.md)",
+            &[
+                "README.md:1: `design/1.md` names no file",
+                "README.md:1: `1.md` names no file",
+            ],
+        );
+        check(
+            "docs/design/1.md",
+            "[a](../..) [b](../../../README.md) [c](/README.md)",
+            &[
+                "docs/design/1.md:1: `../../../README.md` names no file",
+                "docs/design/1.md:1: `/README.md` names no file",
+            ],
         );
         check("ARCHITECTURE.md", "`x/src/lib.rs`, lib.rs; NAME.rs", &[]);
         check(
