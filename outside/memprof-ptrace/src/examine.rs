@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::iter;
 
 use nix::errno::Errno;
 use nix::sys::signal::kill;
@@ -35,7 +36,7 @@ pub struct ExaminedProcess {
 impl ExaminedProcess {
     /// Returns whether its main thread has a seccomp filter. [`crate::seccomp::require_plugin_calls`] reads the filter
     /// once a thread is stopped.
-    pub fn has_filter(&self) -> bool {
+    pub fn has_seccomp_filter(&self) -> bool {
         self.status.seccomp == SeccompMode::Filter
     }
 }
@@ -56,15 +57,16 @@ pub enum Purpose {
 ///
 /// # Errors
 /// The reason why no library can be loaded into it.
-pub fn examine_for_load(pid: u32) -> Result<ExaminedProcess, Refusal> {
-    examine_for(Purpose::Load, pid)
+pub fn examine_process_for_load(pid: u32) -> Result<ExaminedProcess, Refusal> {
+    examine_process_for(Purpose::Load, pid)
 }
 
-/// Examines a process for a purpose without stopping it.
+/// Checks from /proc, without stopping the process, whether this one may and can use it for `purpose`. Returns what it
+/// has learned of the process.
 ///
 /// # Errors
-/// The reason why the process is unsuitable.
-pub fn examine_for(purpose: Purpose, pid: u32) -> Result<ExaminedProcess, Refusal> {
+/// The reason why the process is unsuitable, or that this process's own credentials cannot be read.
+pub fn examine_process_for(purpose: Purpose, pid: u32) -> Result<ExaminedProcess, Refusal> {
     TracerCredentials::current()?.examine_process(purpose, pid)
 }
 
@@ -82,7 +84,10 @@ pub fn proc_denied_refusal(pid: u32, file: &str, errno: Errno) -> Refusal {
     Refusal::Denied {
         file: proc_dir.file_path(file),
         errno,
-        denial: denial.unwrap_or(Denial::Unknown),
+        denial: match denial {
+            Ok(denial) | Err(Refusal::Denied { denial, .. }) => denial,
+            Err(_) => Denial::Unknown,
+        },
     }
 }
 
@@ -95,21 +100,21 @@ impl TracerCredentials {
     ) -> Result<ExaminedProcess, Refusal> {
         let proc_dir = ProcDir::for_pid(pid);
         match proc_dir.parse_file("status", ProcStatus::parse) {
-            Ok(status) => self.examine_with_status(purpose, &proc_dir, pid, status),
+            Ok(status) => self.examine_process_with_status(purpose, &proc_dir, pid, status),
             Err(refusal) => Err(process_gone_refusal(pid).unwrap_or(refusal)),
         }
     }
 
     /// Examines a process whose status was read already. Fails with the reason why it is unsuitable. If it ends during
     /// the checks, the error says so.
-    pub(crate) fn examine_with_status(
+    pub(crate) fn examine_process_with_status(
         &self,
         purpose: Purpose,
         proc_dir: &ProcDir,
         pid: u32,
         status: ProcStatus,
     ) -> Result<ExaminedProcess, Refusal> {
-        self.run_all_checks(purpose, proc_dir, pid, status)
+        self.check_process(purpose, proc_dir, pid, status)
             .map_err(|refusal| match refusal {
                 // If the process ends during the checks, a check fails with one of these.
                 Refusal::NoSuchProcess | Refusal::Unreadable { .. } | Refusal::NoGlibc => {
@@ -121,7 +126,7 @@ impl TracerCredentials {
 
     /// Makes all checks of a process for a purpose: identity, permission, state, executable, C library and seccomp.
     /// Fails with the refusal of the first check that fails, which may be because the process has ended meanwhile.
-    fn run_all_checks(
+    fn check_process(
         &self,
         purpose: Purpose,
         proc_dir: &ProcDir,
@@ -205,24 +210,39 @@ impl TracerCredentials {
         }
     }
 
-    /// Fails if every thread has a seccomp mode, and that of the main thread is strict, or a filter that this user
-    /// cannot read. A thread without a filter can make the system calls that memprof needs.
+    /// Fails if each thread is in strict seccomp mode, or has a filter that this user cannot read. `status` is that of
+    /// the main thread; the others are read only if that one does not suffice.
     fn require_readable_filter(
         &self,
         proc_dir: &ProcDir,
         status: &ProcStatus,
     ) -> Result<(), Refusal> {
-        let has_no_filter = |text: Vec<u8>| {
-            ProcStatus::parse(&text).is_ok_and(|thread| thread.seccomp == SeccompMode::Off)
-        };
-        match status.seccomp {
-            SeccompMode::Off => Ok(()),
-            SeccompMode::Filter if self.can_read_filters() => Ok(()),
-            _ if proc_dir.thread_statuses().any(has_no_filter) => Ok(()),
-            SeccompMode::Filter => Err(Refusal::UnreadFilter),
-            SeccompMode::Strict => Err(Refusal::StrictSeccomp),
+        let other_threads = iter::once_with(|| proc_dir.thread_statuses()).flatten();
+        let other_threads = other_threads.filter_map(|text| ProcStatus::parse(&text).ok());
+        let modes = other_threads.map(|thread| thread.seccomp);
+        require_usable_mode(
+            iter::once(status.seccomp).chain(modes),
+            self.can_read_seccomp_filters(),
+        )
+    }
+}
+
+/// Fails if memprof can use no thread, by the seccomp modes of the threads: one without a filter, or with a filter that
+/// `can_read_seccomp_filters` says can be read. A readable filter may still forbid the calls.
+fn require_usable_mode(
+    modes: impl Iterator<Item = SeccompMode>,
+    can_read_seccomp_filters: bool,
+) -> Result<(), Refusal> {
+    let mut refusal = Refusal::StrictSeccomp;
+    for mode in modes {
+        match mode {
+            SeccompMode::Off => return Ok(()),
+            SeccompMode::Filter if can_read_seccomp_filters => return Ok(()),
+            SeccompMode::Filter => refusal = Refusal::UnreadFilter,
+            SeccompMode::Strict => {}
         }
     }
+    Err(refusal)
 }
 
 /// Fails if `pid` is this process's own, or that of a kernel thread, of a thread other than a main thread, of a process
@@ -248,9 +268,8 @@ fn require_process(pid: u32, status: &ProcStatus, stat: ProcStat) -> Result<(), 
 /// Fails if the process is traced by another one, or stopped by a signal.
 fn require_running(pid: u32, status: &ProcStatus) -> Result<(), Refusal> {
     match (status.tracer, status.state) {
-        // /proc shows the id of the tracing thread. The refusal names its process, or the thread if it has ended.
         (Some(thread), _) => Err(Refusal::Traced {
-            tracer: ProcStatus::read_thread(thread).map_or(thread, |tracer| tracer.thread_group),
+            tracer: ProcStatus::process_of_thread(thread),
             pid,
         }),
         (None, ProcessState::Stopped) => Err(Refusal::Stopped { pid }),
@@ -396,6 +415,23 @@ mod tests {
     }
 
     #[test]
+    fn one_thread_that_memprof_can_use_suffices() {
+        use SeccompMode::{Filter, Off, Strict};
+        let check = |modes: &[SeccompMode], as_root: bool, expected| {
+            let found = require_usable_mode(modes.iter().copied(), as_root);
+            assert_eq!(found, expected, "{modes:?} {as_root}");
+        };
+        check(&[Off], false, Ok(()));
+        check(&[Strict], true, Err(Refusal::StrictSeccomp));
+        check(&[Strict, Filter], true, Ok(()));
+        check(&[Strict, Filter], false, Err(Refusal::UnreadFilter));
+        check(&[Strict, Off], false, Ok(()));
+        check(&[Filter, Strict], false, Err(Refusal::UnreadFilter));
+        check(&[Filter, Off], false, Ok(()));
+        check(&[Filter], true, Ok(()));
+    }
+
+    #[test]
     fn process_without_its_vdso_is_refused() {
         let maps = b"7f0000-7f2000 r-xp 00000000 00:00 0     [vdso]\n";
         let check = |address: u64, expected: Result<(), Refusal>| {
@@ -411,7 +447,7 @@ mod tests {
     #[test]
     fn own_process_is_refused() {
         assert_eq!(
-            examine_for_load(std::process::id()).unwrap_err(),
+            examine_process_for_load(std::process::id()).unwrap_err(),
             Refusal::Itself
         );
     }
@@ -419,7 +455,7 @@ mod tests {
     #[test]
     fn numbers_of_no_process_are_refused() {
         for pid in [0, 1 << 22, i32::MAX as u32, 1 << 31, u32::MAX] {
-            let refusal = examine_for_load(pid).unwrap_err();
+            let refusal = examine_process_for_load(pid).unwrap_err();
             assert_eq!(refusal, Refusal::NoSuchProcess, "{pid}");
             assert_eq!(refusal.exit_code(), 3);
         }

@@ -181,6 +181,8 @@ impl TracedProgram {
             if !libc::WIFSTOPPED(status) {
                 self.running.remove(&tid);
                 self.started.remove(&tid);
+                // A SIGKILL ends even a thread that is held.
+                self.held = self.held.filter(|held| *held != tid);
                 if tid == self.pid {
                     return Ok(RunOutcome::Exited(ExitStatus::from_raw(status)));
                 }
@@ -196,7 +198,8 @@ impl TracedProgram {
                 libc::PTRACE_EVENT_EXIT => {
                     self.running.remove(&tid);
                     // The message is the thread's wait status: not that of an exit if a signal ends the thread.
-                    let has_exited = libc::WIFEXITED(read_event_message(tid)? as c_int);
+                    let message = read_event_message(tid)?;
+                    let has_exited = message.is_some_and(|end| libc::WIFEXITED(end as c_int));
                     let (call, thread) = read_exit_call_and_registers(tid);
                     // Any other thread may be ended by an execve(2), which waits for it, so it must not be held.
                     let ends_all = call == Some(libc::SYS_exit_group) || self.running.is_empty();
@@ -216,11 +219,11 @@ impl TracedProgram {
                     0
                 }
                 libc::PTRACE_EVENT_CLONE => {
-                    let new = read_event_message(tid)? as pid_t;
+                    let new = read_event_message(tid)?.map(|new| new as pid_t);
                     // The new thread may have started already, and ended.
-                    if !self.started.contains(&new) && self.has_thread(new) {
-                        self.running.insert(new);
-                    }
+                    let new =
+                        new.filter(|new| !self.started.contains(new) && self.has_thread(*new));
+                    self.running.extend(new);
                     0
                 }
                 // With this stop, a new thread starts.
@@ -288,13 +291,13 @@ fn resume_thread(tid: pid_t, signal: c_int) -> io::Result<()> {
 }
 
 /// Returns the message of the ptrace event at which a thread is stopped: the thread's wait status at its exit, or the
-/// id of the new thread at a clone(2). 0 if the thread was killed.
-fn read_event_message(tid: pid_t) -> io::Result<libc::c_ulong> {
+/// id of the new thread at a clone(2). `None` if the thread was killed.
+fn read_event_message(tid: pid_t) -> io::Result<Option<libc::c_ulong>> {
     let mut message: libc::c_ulong = 0;
     let address = &raw mut message;
     match ptrace_request(libc::PTRACE_GETEVENTMSG, tid, 0, address as usize) {
-        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(0),
-        other => other.map(|()| message),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+        other => other.map(|()| Some(message)),
     }
 }
 
@@ -449,6 +452,13 @@ mod tests {
             };
             assert_eq!(status.signal(), Some(number));
         }
+    }
+
+    #[test]
+    fn thread_that_was_killed_has_no_exit_status() {
+        // A thread that is not traced, for which ptrace(2) fails like for one that was killed.
+        let parent = std::os::unix::process::parent_id();
+        assert_eq!(read_event_message(parent.cast_signed()).unwrap(), None);
     }
 
     #[test]

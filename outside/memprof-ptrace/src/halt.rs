@@ -22,8 +22,8 @@ pub struct Halt {
 enum HaltCause {
     /// SIGSTOP, SIGTSTP, SIGTTIN or SIGTTOU, which stop all threads.
     Signal,
-    /// Stopped by the tracer with that pid.
-    Tracer(u32),
+    /// Stopped by the tracer with that pid; `None` if it is outside of this pid namespace.
+    Tracer(Option<u32>),
     Cgroup,
     End,
 }
@@ -44,8 +44,9 @@ impl Halt {
         };
         let cause = match status.state {
             ProcessState::Stopped => HaltCause::Signal,
-            // /proc shows 0 for a tracer outside of this pid namespace.
-            ProcessState::Traced => HaltCause::Tracer(status.tracer.unwrap_or(0)),
+            ProcessState::Traced => {
+                HaltCause::Tracer(status.tracer.map(ProcStatus::process_of_thread))
+            }
             ProcessState::Zombie if status.threads <= 1 => HaltCause::End,
             ProcessState::Zombie => return None,
             ProcessState::Alive if is_frozen() => HaltCause::Cgroup,
@@ -99,9 +100,13 @@ impl fmt::Display for Halt {
                 out,
                 "it is stopped (SIGSTOP); continue it first (kill -CONT {pid})"
             ),
-            HaltCause::Tracer(tracer) => write!(
+            HaltCause::Tracer(Some(tracer)) => write!(
                 out,
                 "it is held still by process {tracer}, which traces it (a debugger?); have that one continue it"
+            ),
+            HaltCause::Tracer(None) => out.write_str(
+                "it is held still by a process outside of this container, which traces it (a debugger?); have that one \
+                 continue it",
             ),
             HaltCause::Cgroup => out.write_str(
                 "it is frozen by its cgroup; thaw it first (docker unpause, systemctl thaw)",
@@ -120,6 +125,16 @@ mod tests {
     use nix::unistd::Pid;
 
     use super::*;
+
+    #[test]
+    fn tracer_is_named_if_it_is_visible() {
+        let words = |tracer| {
+            let cause = HaltCause::Tracer(tracer);
+            Halt { pid: 7, cause }.to_string()
+        };
+        assert!(words(Some(12)).contains("by process 12, which traces it"));
+        assert!(words(None).contains("by a process outside of this container, which traces it"));
+    }
 
     #[test]
     fn halted_processes_are_reported_with_the_cause() {

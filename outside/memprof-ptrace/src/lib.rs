@@ -41,7 +41,9 @@ pub mod threads;
 mod tracer;
 pub mod xstate;
 
-pub use examine::{ExaminedProcess, Purpose, examine_for, examine_for_load, proc_denied_refusal};
+pub use examine::{
+    ExaminedProcess, Purpose, examine_process_for, examine_process_for_load, proc_denied_refusal,
+};
 pub use fork_trial::measure_page_copy_time;
 pub use halt::{Halt, HaltWatch};
 pub use limit::Limit;

@@ -36,12 +36,13 @@ impl<'m> Mapping<'m> {
 
 /// Iterates over the mappings of a maps file, by address. Skips malformed lines.
 pub fn mappings(maps: &[u8]) -> impl Iterator<Item = Mapping<'_>> {
-    maps.split(|byte| *byte == b'\n').filter_map(parse_line)
+    maps.split(|byte| *byte == b'\n')
+        .filter_map(parse_maps_line)
 }
 
 /// Parses a line of /proc/PID/maps; `None` if it is malformed. Example: `7f2a4c000000-7f2a4c021000 r--p 00000000 08:01
 /// 1234 /usr/lib/libc.so.6`
-fn parse_line(line: &[u8]) -> Option<Mapping<'_>> {
+fn parse_maps_line(line: &[u8]) -> Option<Mapping<'_>> {
     let mut rest = line;
     let mut next = |separator: u8| {
         let end = rest.iter().position(|byte| *byte == separator);
@@ -80,7 +81,7 @@ mod tests {
     #[test]
     fn lines_of_each_kind_are_parsed() {
         fn check<'a>(line: &'a str, path: &str, file_name: &str) -> Mapping<'a> {
-            let mapping = parse_line(line.as_bytes()).unwrap();
+            let mapping = parse_maps_line(line.as_bytes()).unwrap();
             assert_eq!(mapping.path, path.as_bytes());
             assert_eq!(mapping.file_name(), file_name.as_bytes());
             mapping

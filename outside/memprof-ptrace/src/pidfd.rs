@@ -94,7 +94,7 @@ impl PidFd {
     /// # Errors
     /// `ESRCH`: its parent has waited for it; `EPERM`: it runs as another user.
     pub fn send_signal(&self, signal: Signal) -> io::Result<()> {
-        self.send_signal_with_flags(signal, 0)
+        self.send_signal_with_flags(signal as i32, 0)
     }
 
     /// Sends a signal to the process group whose leader this process is, or was until its end. Linux before 6.9 finds
@@ -103,7 +103,7 @@ impl PidFd {
     /// # Errors
     /// `ESRCH`: no process of the group is left; `EPERM`: they run as other users.
     pub fn send_signal_to_group(&self, signal: Signal) -> io::Result<()> {
-        match self.send_signal_with_flags(signal, SIGNAL_PROCESS_GROUP) {
+        match self.send_signal_with_flags(signal as i32, SIGNAL_PROCESS_GROUP) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 Ok(killpg(Pid::from_raw(self.pid.cast_signed()), signal)?)
             }
@@ -111,9 +111,9 @@ impl PidFd {
         }
     }
 
-    /// Calls `pidfd_send_signal(2)`. `flags` are 0 for the process, or [`SIGNAL_PROCESS_GROUP`]. Fails with the errno
-    /// of the call.
-    fn send_signal_with_flags(&self, signal: Signal, flags: libc::c_uint) -> io::Result<()> {
+    /// Calls `pidfd_send_signal(2)`. `signal` is 0 for none: then the call only checks. `flags` are 0 for the process,
+    /// or [`SIGNAL_PROCESS_GROUP`]. Fails with the errno of the call.
+    fn send_signal_with_flags(&self, signal: i32, flags: libc::c_uint) -> io::Result<()> {
         let descriptor = self.descriptor.as_raw_fd();
         let no_info = ptr::null::<libc::siginfo_t>();
         // SAFETY: pidfd_send_signal(2) takes numbers, and a null pointer for the signal's record.
@@ -121,7 +121,7 @@ impl PidFd {
             libc::syscall(
                 libc::SYS_pidfd_send_signal,
                 descriptor,
-                signal as i32,
+                signal,
                 no_info,
                 flags,
             )
@@ -143,8 +143,9 @@ impl PidFd {
         Ok(unsafe { OwnedFd::from_raw_fd(duplicate as i32) })
     }
 
-    /// Returns the wait status of the process; `None` before it ends, or if its parent has waited for it and the kernel
-    /// keeps no status (Linux before 6.15). The status of a zombie is 0 if this user may not trace the process.
+    /// Returns the wait status of the process. `None` before it ends, if it is a zombie that this user may not trace,
+    /// or if its parent has waited for it and the kernel keeps no status (Linux before 6.15). Before Linux 5.17, the
+    /// status of a zombie is that of its main thread, which is 0 if that thread ended before the others.
     pub fn exit_status(&self) -> Option<ExitStatus> {
         if !self.wait_for_end(Duration::ZERO) {
             return None;
@@ -154,12 +155,23 @@ impl PidFd {
         Some(ExitStatus::from_raw(code))
     }
 
-    /// Returns the wait status of a process that is still a zombie, from /proc/PID/stat. `None` if it runs, was reaped,
-    /// or the file cannot be read.
+    /// Returns the wait status of a process that is still a zombie, from /proc/PID/stat. `None` if it runs or was
+    /// reaped, if the file cannot be read, or if it does not show the status to this user.
     fn zombie_status(&self) -> Option<i32> {
         let text = fs::read(format!("/proc/{}/stat", self.pid)).ok()?;
         let stat = ProcStat::parse(&text).ok()?;
-        stat.exit_code.filter(|_| stat.is_zombie)
+        let status = stat.exit_code.filter(|_| stat.is_zombie)?;
+        // To a user who may not trace the process, the kernel shows 0 instead of the status. It reads the link by the
+        // same right.
+        let is_shown = status != 0 || fs::read_link(format!("/proc/{}/ns/pid", self.pid)).is_ok();
+        // Once it is reaped, both files may be those of a later process with the pid.
+        (is_shown && !self.was_reaped()).then_some(status)
+    }
+
+    /// Returns whether the process's parent has waited for it.
+    fn was_reaped(&self) -> bool {
+        let checked = self.send_signal_with_flags(0, 0);
+        checked.is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))
     }
 
     /// Returns the wait status of a process whose parent has waited for it, from the pidfd. `None` before that, and on
@@ -186,6 +198,7 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::os::unix::process::CommandExt;
     use std::process::{Command, Stdio};
+    use std::thread;
 
     use super::*;
 
@@ -207,6 +220,26 @@ mod tests {
         check("exit 0", 0);
         check("exit 7", 7 << 8);
         check("kill -KILL $$", libc::SIGKILL);
+    }
+
+    #[test]
+    fn exit_status_that_is_not_shown_to_this_user_is_unknown() {
+        let other = nix::unistd::geteuid().as_raw() + 1;
+        let mut child = Command::new("sh").args(["-c", "exit 7"]).spawn().unwrap();
+        let process = PidFd::open(child.id()).unwrap();
+        assert!(process.wait_for_end(LONG));
+        let as_other_user = || {
+            // SAFETY: setresuid(2) takes numbers. Unlike the C library's function, it changes this thread only.
+            let changed = unsafe { libc::syscall(libc::SYS_setresuid, other, other, other) };
+            Errno::result(changed).map(|_| process.exit_status())
+        };
+        let found = thread::scope(|scope| scope.spawn(as_other_user).join().unwrap());
+        match found {
+            Ok(found) => assert_eq!(found, None),
+            Err(errno) => eprintln!("SKIPPED (needs root): {errno}"),
+        }
+        assert_eq!(process.exit_status(), Some(ExitStatus::from_raw(7 << 8)));
+        child.wait().unwrap();
     }
 
     #[test]

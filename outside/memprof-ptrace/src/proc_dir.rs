@@ -11,10 +11,14 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
-use crate::refusal::Refusal;
+use crate::refusal::{Denial, Refusal};
 
 /// Most bytes of a command line that are read: a process may have arguments of megabytes.
 const MAX_COMMAND_BYTES: u64 = 4 << 10;
+
+/// Most bytes of another file of /proc that are read: another user may make mappings or mounts with long names. A
+/// million anonymous mappings take 50 MB in `maps`.
+const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Room for a file of /proc before its first read. The files have no size, for which `fs::read` begins with 32 bytes.
 const FIRST_READ: usize = 8 << 10;
@@ -23,9 +27,22 @@ const FIRST_READ: usize = 8 << 10;
 /// any.
 ///
 /// # Errors
-/// Those of open(2) and read(2).
+/// Those of open(2) and read(2); `EFBIG`: the file has more than 64 MiB.
 pub fn read_proc_text(path: impl AsRef<Path>) -> io::Result<String> {
-    Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned())
+    let text = read_file_within(File::open(path)?, MAX_FILE_BYTES)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Reads a file to its end. Fails with the errno of read(2), or with `EFBIG` if the file has more than `limit` bytes: a
+/// part of it would be taken for the whole.
+pub(crate) fn read_file_within(file: impl Read, limit: u64) -> io::Result<Vec<u8>> {
+    let mut text = Vec::with_capacity(FIRST_READ);
+    // Unlike `File`, `Take` does not ask for the size.
+    let read = file.take(limit + 1).read_to_end(&mut text)?;
+    match read as u64 > limit {
+        true => Err(Errno::EFBIG.into()),
+        false => Ok(text),
+    }
 }
 
 /// The path /proc/PID, or /proc/self.
@@ -84,16 +101,13 @@ impl ProcDir {
     /// once.
     ///
     /// # Errors
-    /// `NoSuchProcess`: the process has ended, or there is no such file; `Unreadable`: it cannot be read for
-    /// another reason.
+    /// `NoSuchProcess`: the process has ended, or there is no such file; `Denied`: it is `status`, and /proc hides the
+    /// files of other users' processes; `Unreadable`: it cannot be read for another reason, or has more than 64 MiB.
     pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, Refusal> {
         let read = || {
-            let mut text = Vec::with_capacity(FIRST_READ);
             let file = File::open(self.path.join(name));
-            // Unlike `File`, `Take` does not ask for the size.
-            let read = file.and_then(|file| file.take(u64::MAX).read_to_end(&mut text));
-            read.map_err(|error| self.read_error(name, &error))?;
-            Ok(text)
+            let text = file.and_then(|file| read_file_within(file, MAX_FILE_BYTES));
+            text.map_err(|error| self.read_error(name, &error))
         };
         let Some(known) = &self.known else {
             return read();
@@ -179,10 +193,17 @@ impl ProcDir {
         tasks.filter_map(|task| fs::read(task.path().join("status")).ok())
     }
 
-    /// Builds the refusal for a file of the directory that could not be read: `NoSuchProcess` or `Unreadable`.
+    /// Builds the refusal for a file of the directory that could not be read: `NoSuchProcess`, `Denied` or
+    /// `Unreadable`.
     fn read_error(&self, name: &str, error: &io::Error) -> Refusal {
         match errno_of(error) {
             Errno::ENOENT | Errno::ESRCH => Refusal::NoSuchProcess,
+            // All users may read this file, unless /proc hides what is in the directory (its mount option hidepid=1).
+            errno @ Errno::EPERM if name == "status" => Refusal::Denied {
+                file: self.file_path(name),
+                errno,
+                denial: Denial::Hidden,
+            },
             errno => Refusal::Unreadable {
                 file: self.file_path(name),
                 cause: errno.desc().to_owned(),
@@ -199,6 +220,31 @@ fn errno_of(error: &io::Error) -> Errno {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn file_beyond_the_limit_is_an_error() {
+        assert_eq!(read_file_within(&b"1234"[..], 4).unwrap(), b"1234");
+        let error = read_file_within(io::repeat(b'x'), 4).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EFBIG));
+        let refusal = ProcDir::for_pid(7).read_error("maps", &error);
+        let words = "failed to read /proc/7/maps: File too large";
+        assert_eq!(refusal.to_string(), words);
+    }
+
+    #[test]
+    fn hidden_process_is_no_unreadable_one() {
+        let check = |name: &str, errno: Errno, expected: Option<Denial>| {
+            let found = ProcDir::for_pid(7).read_error(name, &errno.into());
+            let denial = match found {
+                Refusal::Denied { denial, .. } => Some(denial),
+                _ => None,
+            };
+            assert_eq!(denial, expected, "{name} {errno}");
+        };
+        check("status", Errno::EPERM, Some(Denial::Hidden));
+        check("status", Errno::EMFILE, None);
+        check("maps", Errno::EPERM, None);
+    }
 
     #[test]
     fn files_are_read_once_or_each_time() {

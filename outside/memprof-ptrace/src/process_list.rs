@@ -32,6 +32,8 @@ pub enum ListResult {
     Process(Box<ListedProcess>),
     /// A process of another user.
     OtherUser,
+    /// A process whose status cannot be read or parsed.
+    Unreadable,
     /// A kernel thread, a process that has ended, or this process.
     Omitted,
 }
@@ -62,17 +64,17 @@ impl ProcessLister {
     }
 
     /// Examines one process. Omits it if it has ended, or if it is this process or a kernel thread. If another user's
-    /// process may not be traced, returns only that it is another user's. The kernel may wait for the process's lock on
-    /// its mappings, or for its file system, without a limit.
+    /// process may not be traced, or /proc hides it, returns only that it is another user's. The kernel may wait for
+    /// the process's lock on its mappings, or for its file system, without a limit.
     pub fn examine(&self, pid: u32) -> ListResult {
         let proc_dir = ProcDir::for_pid_cached(pid);
-        // The process has ended meanwhile, or /proc hides it.
-        let Ok(status) = proc_dir.parse_file("status", ProcStatus::parse) else {
-            return ListResult::Omitted;
+        let status = match proc_dir.parse_file("status", ProcStatus::parse) {
+            Ok(status) => status,
+            Err(refusal) => return result_for_unread_process(&refusal),
         };
         let examine = |purpose| {
             self.caller
-                .examine_with_status(purpose, &proc_dir, pid, status.clone())
+                .examine_process_with_status(purpose, &proc_dir, pid, status.clone())
         };
         let outcome = examine(Purpose::List);
         match outcome {
@@ -93,5 +95,50 @@ impl ProcessLister {
                 status,
             })),
         }
+    }
+}
+
+/// Returns the result for a process whose status could not be read, for the reason `refusal`.
+fn result_for_unread_process(refusal: &Refusal) -> ListResult {
+    match refusal {
+        // The process has ended meanwhile.
+        Refusal::NoSuchProcess => ListResult::Omitted,
+        // /proc hides the files of other users' processes.
+        Refusal::Denied { .. } => ListResult::OtherUser,
+        _ => ListResult::Unreadable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::errno::Errno;
+
+    use super::*;
+
+    #[test]
+    fn process_without_status_is_omitted_only_if_it_has_ended() {
+        let file = || "/proc/7/status".to_owned();
+        let hidden = Refusal::Denied {
+            file: file(),
+            errno: Errno::EPERM,
+            denial: Denial::Hidden,
+        };
+        let malformed = Refusal::Unreadable {
+            file: file(),
+            cause: "field NSpid is missing or malformed".to_owned(),
+        };
+        let of = |refusal| result_for_unread_process(&refusal);
+        assert!(matches!(of(Refusal::NoSuchProcess), ListResult::Omitted));
+        assert!(matches!(of(hidden), ListResult::OtherUser));
+        assert!(matches!(of(malformed), ListResult::Unreadable));
+    }
+
+    #[test]
+    fn this_process_is_omitted() {
+        let lister = ProcessLister::new().unwrap();
+        let own = lister.examine(std::process::id());
+        assert!(matches!(own, ListResult::Omitted));
+        let ended = lister.examine(u32::MAX >> 2);
+        assert!(matches!(ended, ListResult::Omitted));
     }
 }

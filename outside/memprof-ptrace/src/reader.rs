@@ -190,14 +190,19 @@ impl Reader {
             let remaining = MEMORY_TIMEOUT.saturating_sub(self.waited) + disk_time;
             self.socket.set_read_timeout(Some(remaining))?;
             let asked = Instant::now();
-            let received = self.socket.read_exact(&mut reply);
+            // The child sends its reply at once. `read_exact` would wait for the whole time again after each signal.
+            let received = match self.socket.read(&mut reply) {
+                Ok(8) => Ok(()),
+                Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(error) => Err(error),
+            };
             let elapsed = asked.elapsed().saturating_sub(disk_time);
             let delay = self.run_delay_since_last_call(elapsed);
             self.waited += elapsed.saturating_sub(delay);
             // A child that only waited for a processor gets more time.
             let may_come = self.waited < MEMORY_TIMEOUT && start.elapsed() < BUSY_TIMEOUT;
             match &received {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && may_come => {}
+                Err(error) if means_no_reply(error) && may_come => {}
                 _ => break received,
             }
         };
@@ -206,9 +211,9 @@ impl Reader {
             // SAFETY: kill(2) takes numbers; the pid stays the child's, which is reaped only when this value is
             // dropped.
             unsafe { libc::kill(self.child, libc::SIGKILL) };
-            return Err(match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => unresponsive_error(),
-                _ => error,
+            return Err(match means_no_reply(&error) {
+                true => unresponsive_error(),
+                false => error,
             });
         }
         match i64::from_ne_bytes(reply) {
@@ -246,6 +251,13 @@ fn read_run_delay(path: &str) -> Duration {
         .nth(1)
         .and_then(|number| number.parse().ok());
     Duration::from_nanos(number.unwrap_or(0))
+}
+
+/// Returns whether the error of a read from the child's socket says only that no reply came: in time, or before a
+/// signal.
+fn means_no_reply(error: &io::Error) -> bool {
+    use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+    matches!(error.kind(), Interrupted | TimedOut | WouldBlock)
 }
 
 /// Builds the error (`TimedOut`) for memory that does not arrive in time.

@@ -105,7 +105,7 @@ pub struct FrameLocations {
 
 /// Returns the number of bytes that [`build_frames`] needs below [`FrameLocations::saved`] if [`FrameLocations::calls`]
 /// is `None`: for the frame that restores the saved context, its vector registers, and the frames of `calls` calls.
-pub fn frames_size(calls: usize, saved: &SavedContext<'_>) -> u64 {
+pub fn call_frames_size(calls: usize, saved: &SavedContext<'_>) -> u64 {
     // 64 and 16 bytes for the alignment of vectors and frames.
     FRAME_STRIDE * (calls as u64 + 1) + saved.xstate.to_frame_bytes().len() as u64 + 64 + 16
 }
@@ -185,7 +185,7 @@ pub fn build_clone_frames(
     gadgets: Gadgets,
     saved: &SavedContext<'_>,
 ) -> CallFrames {
-    let stack = lowest_frame_address(end - frames_size(1, saved), 1);
+    let stack = lowest_frame_address(end - call_frames_size(1, saved), 1);
     let locations = FrameLocations {
         saved: end,
         calls: None,
@@ -208,7 +208,7 @@ pub fn build_clone_frames(
 /// Returns the number of bytes that [`build_clone_frames`] needs.
 pub fn clone_frames_size(saved: &SavedContext<'_>) -> u64 {
     // 24 bytes for the alignment of both ends of the child's frame.
-    frames_size(1, saved) + FRAME_STRIDE + 24
+    call_frames_size(1, saved) + FRAME_STRIDE + 24
 }
 
 /// Returns the address of the lowest of `frames` adjacent frames that end below `end`. Each frame begins with a return
@@ -325,7 +325,11 @@ mod tests {
             let mut frame = frames.registers.rsp - 8;
             let lowest = frames.writes.iter().map(|(at, _)| *at).min().unwrap();
             assert_eq!(frame, lowest);
-            assert!(end - lowest <= frames_size(2, saved), "{}", end - lowest);
+            assert!(
+                end - lowest <= call_frames_size(2, saved),
+                "{}",
+                end - lowest
+            );
             for (number, rip, blocked) in [(9, 0x2222, 0x55), (11, 0x2222, 0x55), (0, 0x4444, 0x77)]
             {
                 assert_eq!(frame % 16, 8);

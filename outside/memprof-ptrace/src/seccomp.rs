@@ -39,7 +39,7 @@ pub fn require_plugin_calls(thread: u32) -> Result<(), Refusal> {
     deadline::require_policy_that_forks(thread)?;
     let has_locked_memory = ProcStatus::read_thread(thread)?.locked > 0;
     require_no_forbidden_call(thread, |filters| {
-        match forbidden_call(filters, rseq::rseq_use(thread))? {
+        match forbidden_call(filters, rseq::rseq_use_of_new_threads(thread))? {
             // The plugin calls munlock(2) only if mlockall(2) has locked its memory.
             None if has_locked_memory && evaluate_filters(filters, &MUNLOCK.call)?.is_harmful() => {
                 Ok(Some(MUNLOCK.name))

@@ -46,7 +46,7 @@ impl TracerCredentials {
 
     /// Returns whether the kernel lets this process read seccomp filters of others (`man 2 ptrace`,
     /// `PTRACE_SECCOMP_GET_FILTER`): it has `CAP_SYS_ADMIN` in the initial user namespace, and no filter itself.
-    pub(crate) fn can_read_filters(&self) -> bool {
+    pub(crate) fn can_read_seccomp_filters(&self) -> bool {
         self.has_capability(CAP_SYS_ADMIN)
             && self.is_in_initial_user_namespace
             && self.status.seccomp == SeccompMode::Off
@@ -168,13 +168,13 @@ mod tests {
 
     #[test]
     fn only_initial_root_without_filter_can_read_filters() {
-        assert!(caller(0, ALL, 0).can_read_filters());
-        assert!(!caller(1000, 0, 0).can_read_filters());
+        assert!(caller(0, ALL, 0).can_read_seccomp_filters());
+        assert!(!caller(1000, 0, 0).can_read_seccomp_filters());
         let mut contained = caller(0, ALL, 0);
         contained.is_in_initial_user_namespace = false;
-        assert!(!contained.can_read_filters());
+        assert!(!contained.can_read_seccomp_filters());
         let mut filtered = caller(0, ALL, 0);
         filtered.status.seccomp = SeccompMode::Filter;
-        assert!(!filtered.can_read_filters());
+        assert!(!filtered.can_read_seccomp_filters());
     }
 }

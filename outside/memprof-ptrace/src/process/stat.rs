@@ -20,7 +20,7 @@ pub struct ProcStat {
     /// Signal that the parent gets when the process ends, 0 for none; -1 for a thread other than the main thread.
     /// `None` on kernels before 2.6.
     pub exit_signal: Option<i32>,
-    /// Wait status as in wait(2); 0 before the end, and if ptrace(2) is not allowed.
+    /// Wait status as in wait(2); 0 before the end, and if this user may not trace the process.
     pub exit_code: Option<i32>,
     /// Start time in clock ticks since boot. Together with the pid it identifies one process.
     pub start_time: u64,

@@ -24,7 +24,7 @@ pub struct ProcStatus {
     pub thread_group: u32,
     /// Pid of the parent; 0 if it is not visible in this pid namespace.
     pub parent: u32,
-    /// Thread that traces the process; `None` if none does.
+    /// Thread that traces the process; `None` if none does, or one outside of this pid namespace.
     pub tracer: Option<u32>,
     /// Real, effective, saved and file system user IDs.
     pub uids: [u32; 4],
@@ -91,6 +91,11 @@ impl ProcStatus {
         ProcDir::for_pid(thread).parse_file("status", Self::parse)
     }
 
+    /// Returns the pid of the process that a thread belongs to; `thread` itself if it has ended.
+    pub(crate) fn process_of_thread(thread: u32) -> u32 {
+        Self::read_thread(thread).map_or(thread, |status| status.thread_group)
+    }
+
     /// Parses the text of /proc/PID/status.
     ///
     /// # Errors
@@ -126,9 +131,10 @@ impl ProcStatus {
             pending: fields.hex_mask("SigPnd")? | fields.hex_mask("ShdPnd")?,
             // A kernel without seccomp writes no such line.
             seccomp: match fields.text("Seccomp") {
+                Err(_) | Ok("0") => SeccompMode::Off,
                 Ok("1") => SeccompMode::Strict,
-                Ok("2") => SeccompMode::Filter,
-                _ => SeccompMode::Off,
+                // 3: a filter is about to end the thread (`SECCOMP_MODE_DEAD` of the kernel).
+                Ok(_) => SeccompMode::Filter,
             },
             has_shadow_stack: fields
                 .text("x86_Thread_features")
@@ -211,6 +217,19 @@ mod tests {
     }
 
     #[test]
+    fn thread_has_its_process() {
+        let process = || {
+            let thread = nix::unistd::gettid().as_raw().cast_unsigned();
+            (thread, ProcStatus::process_of_thread(thread))
+        };
+        let (thread, found) = std::thread::spawn(process).join().unwrap();
+        assert_eq!(found, std::process::id());
+        assert_ne!(thread, found);
+        let ended = u32::MAX >> 2;
+        assert_eq!(ProcStatus::process_of_thread(ended), ended);
+    }
+
+    #[test]
     fn states_and_seccomp_modes_are_parsed() {
         let own = std::fs::read_to_string("/proc/self/status").unwrap();
         let with = |name: &str, value: &str| {
@@ -234,6 +253,9 @@ mod tests {
         assert_eq!(state("D (disk sleep)"), ProcessState::Alive);
         assert_eq!(with("Seccomp", "1").seccomp, SeccompMode::Strict);
         assert_eq!(with("Seccomp", "2").seccomp, SeccompMode::Filter);
+        assert_eq!(with("Seccomp", "3").seccomp, SeccompMode::Filter);
+        assert_eq!(with("Seccomp", "0").seccomp, SeccompMode::Off);
+        assert_eq!(with("Seccomp_filters", "1").seccomp, SeccompMode::Off);
         assert_eq!(with("TracerPid", "7").tracer, Some(7));
         assert_eq!(with("VmPin", "  204800 kB").pinned, 200 << 20);
         assert_eq!(with("NSpid", "4711\t12\t1").ns_pids, [4711, 12, 1]);

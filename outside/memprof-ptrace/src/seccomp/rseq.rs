@@ -29,7 +29,7 @@ pub enum Rseq {
 
 /// Returns whether new threads call rseq(2) if `thread` creates them. Returns `Required` also if that is unknown. The
 /// caller must have stopped `thread` by ptrace(2).
-pub(super) fn rseq_use(thread: u32) -> Rseq {
+pub(super) fn rseq_use_of_new_threads(thread: u32) -> Rseq {
     match rseq_area(thread) {
         Ok(None) => Rseq::Unused,
         // Before Linux 5.13 the kernel does not report whether the thread has registered one.

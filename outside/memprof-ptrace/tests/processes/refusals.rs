@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use memprof_ptrace::{ExaminedProcess, Refusal, examine_for_load};
+use memprof_ptrace::{ExaminedProcess, Refusal, examine_process_for_load};
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -13,14 +13,14 @@ use crate::target::{Target, built};
 
 /// Examines a process that must be refused with this text and exit code.
 fn assert_refused(target: &Target, words: &str, exit_code: u8) {
-    let refusal = examine_for_load(target.pid).unwrap_err();
+    let refusal = examine_process_for_load(target.pid).unwrap_err();
     let words = words.replace("PID", &target.pid.to_string());
     assert_eq!(refusal.to_string(), words, "{target:?}");
     assert_eq!(refusal.exit_code(), exit_code, "{refusal:?}");
 }
 
 fn assert_accepted(target: &Target) -> ExaminedProcess {
-    examine_for_load(target.pid).unwrap_or_else(|refusal| panic!("{target:?}: {refusal:?}"))
+    examine_process_for_load(target.pid).unwrap_or_else(|refusal| panic!("{target:?}: {refusal:?}"))
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn ordinary_process_is_accepted() {
     assert!(examined.start_time > 0, "{examined:?}");
     assert!(examined.status.name.starts_with("target"), "{examined:?}");
     assert!(
-        !examined.has_plugin && !examined.has_filter(),
+        !examined.has_plugin && !examined.has_seccomp_filter(),
         "{examined:?}"
     );
     target.assert_unharmed();
@@ -68,7 +68,10 @@ fn missing_process_is_refused() {
     let mut child = Command::new("true").spawn().unwrap();
     let pid = child.id();
     child.wait().unwrap();
-    assert_eq!(examine_for_load(pid).unwrap_err(), Refusal::NoSuchProcess);
+    assert_eq!(
+        examine_process_for_load(pid).unwrap_err(),
+        Refusal::NoSuchProcess
+    );
 }
 
 #[test]
@@ -80,7 +83,7 @@ fn thread_is_refused() {
     let thread = threads.max().unwrap();
     let process = target.pid;
     assert_eq!(
-        examine_for_load(thread).unwrap_err(),
+        examine_process_for_load(thread).unwrap_err(),
         Refusal::Thread { process }
     );
 }
@@ -105,11 +108,14 @@ fn kernel_thread_is_refused() {
     let comm = std::fs::read_to_string("/proc/2/comm");
     // A container shows no kernel threads.
     if comm.is_ok_and(|name| name == "kthreadd\n") {
-        let refusal = examine_for_load(2).unwrap_err();
+        let refusal = examine_process_for_load(2).unwrap_err();
         assert_eq!(refusal.to_string(), "is a kernel thread");
         assert_eq!(refusal.exit_code(), 4);
     } else {
-        assert_ne!(examine_for_load(1).err(), Some(Refusal::KernelThread));
+        assert_ne!(
+            examine_process_for_load(1).err(),
+            Some(Refusal::KernelThread)
+        );
     }
 }
 
@@ -206,14 +212,14 @@ fn frozen_process_is_refused() {
         std::fs::write(cgroup.place.join("cgroup.procs"), target.pid.to_string()).unwrap();
         let frozen = cgroup.freeze();
         let words = "is frozen by its cgroup; thaw it first (docker unpause, systemctl thaw)";
-        while examine_for_load(target.pid).is_ok() {
+        while examine_process_for_load(target.pid).is_ok() {
             // The kernel reports the state once the last thread is stopped.
             std::thread::yield_now();
         }
         assert_refused(&target, words, 4);
         drop(frozen);
         target.assert_unharmed();
-        while examine_for_load(target.pid).is_err() {
+        while examine_process_for_load(target.pid).is_err() {
             std::thread::yield_now();
         }
     }
@@ -311,13 +317,13 @@ fn filtered_process_is_refused_without_root() {
     let call = libc::SYS_clone3.to_string();
     let mut target = Target::new(&["filter", &call, &kill]);
     if geteuid().is_root() {
-        assert!(assert_accepted(&target).has_filter());
+        assert!(assert_accepted(&target).has_seccomp_filter());
     } else {
         assert_refused(&target, "its seccomp filter cannot be read by this user", 4);
     }
     target.assert_unharmed();
     // One thread without a filter suffices.
     let mut target = Target::new(&["filtered-thread", &call, &kill]);
-    assert!(!assert_accepted(&target).has_filter());
+    assert!(!assert_accepted(&target).has_seccomp_filter());
     target.assert_unharmed();
 }
