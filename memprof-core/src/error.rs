@@ -70,6 +70,15 @@ impl Error {
         self
     }
 
+    /// Sets an error of the operating system as the cause: its number, or its text if it has none.
+    pub(crate) fn with_cause(mut self, cause: &io::Error) -> Self {
+        self.source = Some(match cause.raw_os_error() {
+            Some(code) => Cause::Errno(Errno::from_raw_os_error(code)),
+            None => Cause::Text(cause.to_string()),
+        });
+        self
+    }
+
     /// Error of kind `Allocator`: the allocator refused a request.
     pub fn allocator(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Allocator, message)
@@ -83,19 +92,14 @@ impl Error {
     /// Error of kind `Io`: the operating system refused `act`. The remedy depends on the errno and on the kind of
     /// `operation`: a file, a thread or a memory file.
     pub(crate) fn io_for_operation(operation: Operation, act: &str, cause: &io::Error) -> Self {
-        let source = match cause.raw_os_error() {
-            Some(code) => Cause::Errno(Errno::from_raw_os_error(code)),
-            None => Cause::Text(cause.to_string()),
-        };
-        let remedy = match source {
-            Cause::Errno(errno) => errno_remedy(errno, operation),
-            Cause::Text(_) => None,
-        };
+        let error = Self::new(ErrorKind::Io, format!("failed to {act}")).with_cause(cause);
+        let remedy = error
+            .errno()
+            .and_then(|errno| errno_remedy(errno, operation));
         Self {
             act: Some(act.to_owned()),
-            source: Some(source),
             remedy: remedy.unwrap_or_default(),
-            ..Self::new(ErrorKind::Io, format!("failed to {act}"))
+            ..error
         }
     }
 

@@ -56,6 +56,7 @@ use crate::dumps::store::{OpenedDump, Store};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sampler::languages::{language_status, prepare_languages};
 use crate::sampler::{self, Backend};
+use crate::system::clock::format_rfc3339;
 use crate::unwinder::UnwinderSettings;
 use memprof_messages::SamplerChoice;
 use memprof_messages::{KeptDump, LanguagesChoice, ProfilerStatus, Profiling};
@@ -259,11 +260,6 @@ fn no_jemalloc_error(has: &str) -> Error {
     let message = format!("only jemalloc {has}, and this process has none that memprof can find");
     Error::new(ErrorKind::Unsupported, message)
         .with_remedy(Unprofilable::no_profiler(None).remedy())
-}
-
-/// Formats a time as `2026-01-31T12:00:00Z`, to the second.
-fn format_rfc3339(time: SystemTime) -> String {
-    humantime::format_rfc3339_seconds(time).to_string()
 }
 
 /// Converts a path to text for a reply. Replaces bytes that are not UTF-8. `None` stays `None`.

@@ -18,12 +18,12 @@ use crate::allocators::jemalloc::Jemalloc;
 use crate::lock::lock;
 use memprof_messages::{Provider, UnwinderChoice, UnwinderStatus, WalkerStatus};
 
-pub(crate) use code_history::{ChangedCode, history_comment_lines, update_code_history};
+pub(crate) use code_history::{ChangedCode, code_history_comment_lines, update_code_history};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use installed_walker::prepare_walks;
 pub(crate) use installed_walker::{
     LabelContext, LabelSetCounts, MAX_KEYS, MAX_SETS, for_each_label_set, label_set_counts,
-    set_activation_leased, set_alloc_time, set_labels,
+    set_activation_time_limited, set_alloc_time, set_labels,
 };
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) use installed_walker::{LabelKeyRegistry, find_thread_contexts};

@@ -66,7 +66,7 @@ fn committed_only_total(allocators: &[AllocatorHeap]) -> u64 {
 }
 
 /// Names of the allocators that keep no count, such as `jemalloc 5.3.1`.
-fn uncounted_names(allocators: &[AllocatorHeap]) -> Vec<String> {
+fn uncounted_allocator_names(allocators: &[AllocatorHeap]) -> Vec<String> {
     let uncounted = allocators.iter().filter(|each| each.totals.is_none());
     let names = uncounted.map(|each| format!("{} {}", each.kind, release_version(&each.version)));
     names.collect()
@@ -173,7 +173,11 @@ pub(crate) fn build_ledger(
         fragmentation_finding(&unsampled, fragmentation, has),
         thread_caches_finding(thread_caches, rss_bytes),
         dirty_pages_finding(dirty, rss_bytes),
-        non_allocator_memory_finding(remaining, rss_bytes, &uncounted_names(&allocators)),
+        non_allocator_memory_finding(
+            remaining,
+            rss_bytes,
+            &uncounted_allocator_names(&allocators),
+        ),
         page_cache_finding(cgroup, rss_bytes),
         shared_memory_finding(cgroup),
     ];

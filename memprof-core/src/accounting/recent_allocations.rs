@@ -28,7 +28,10 @@ const MAX_REPORT: usize = 4 << 20;
 /// # Errors
 /// `InvalidArgument`: `max` is outside of [`RECENT_RANGE`]. `Unsupported`: this jemalloc is too old, or was built
 /// without profiling. `Unavailable`: it was started without profiling. `Allocator`: it refused the call.
-pub(crate) fn require_recent_allocations(jemalloc: &Jemalloc, max: Option<u64>) -> Result<()> {
+pub(crate) fn require_recent_allocation_support(
+    jemalloc: &Jemalloc,
+    max: Option<u64>,
+) -> Result<()> {
     if let Some(max) = max.filter(|max| !RECENT_RANGE.contains(max)) {
         let (low, high) = (RECENT_RANGE.start(), RECENT_RANGE.end());
         let message = format!("max={max} is out of range {low}..={high}");
@@ -37,7 +40,7 @@ pub(crate) fn require_recent_allocations(jemalloc: &Jemalloc, max: Option<u64>) 
         );
     }
     jemalloc.require_profiling()?;
-    read_alloc_max(jemalloc).map(drop)
+    read_max_recent_allocations(jemalloc).map(drop)
 }
 
 /// Sets the number of allocations to record to `max`, unless it is `None`, and reads the recorded ones.
@@ -45,7 +48,7 @@ pub(crate) fn require_recent_allocations(jemalloc: &Jemalloc, max: Option<u64>) 
 /// # Errors
 /// `Unavailable`: jemalloc records none, and `max` is not given. `Unsupported`: this jemalloc is too old. `Allocator`:
 /// jemalloc refused. `Io`: no memory for the report.
-pub(crate) fn set_max_and_read_recent(
+pub(crate) fn set_max_and_read_recent_allocations(
     jemalloc: &Jemalloc,
     max: Option<u64>,
 ) -> Result<RecentAllocations> {
@@ -55,7 +58,7 @@ pub(crate) fn set_max_and_read_recent(
             .write(ALLOC_MAX, max as usize)
             .map_err(|errno| Error::refused_mallctl("experimental.prof_recent.alloc_max", errno))?;
     }
-    let alloc_max = read_alloc_max(jemalloc)?;
+    let alloc_max = read_max_recent_allocations(jemalloc)?;
     if alloc_max == 0 && max.is_none() {
         let message = "jemalloc keeps no recent allocations yet";
         return Err(Error::new(ErrorKind::Unavailable, message)
@@ -79,7 +82,7 @@ pub(crate) fn set_max_and_read_recent(
 ///
 /// # Errors
 /// `Unsupported`: this jemalloc is too old. `Allocator`: it refused.
-fn read_alloc_max(jemalloc: &Jemalloc) -> Result<i64> {
+fn read_max_recent_allocations(jemalloc: &Jemalloc) -> Result<i64> {
     match jemalloc.mallctl.read::<usize>(ALLOC_MAX) {
         Ok(max) => Ok(max as i64),
         Err(Errno::NOENT) => {
@@ -116,7 +119,7 @@ mod tests {
             prefix: None,
             interposed: None,
         };
-        require_recent_allocations(&identify_jemalloc(candidate, READERS).unwrap(), max)
+        require_recent_allocation_support(&identify_jemalloc(candidate, READERS).unwrap(), max)
             .unwrap_err()
     }
 

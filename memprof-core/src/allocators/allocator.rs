@@ -62,7 +62,7 @@ impl Allocator {
     /// # Errors
     /// `Unsupported`: the allocator lacks this kind, or this build of it has no profiler. `Unavailable`: the process
     /// was started without profiling.
-    pub(crate) fn require_profile(&self, kind: ProfileKind) -> Result<()> {
+    pub(crate) fn require_profile_kind(&self, kind: ProfileKind) -> Result<()> {
         match (kind, self) {
             (ProfileKind::Heap, _) | (ProfileKind::Growth, Self::Tcmalloc(_)) => {
                 self.require_profiling()
@@ -156,7 +156,7 @@ impl Allocator {
         kind: ProfileKind,
         scratch: &Scratch,
     ) -> Result<ProfileSummary> {
-        self.require_profile(kind)?;
+        self.require_profile_kind(kind)?;
         match self {
             Self::Jemalloc(jemalloc) => jemalloc.write_profile(scratch),
             Self::Tcmalloc(tcmalloc) => tcmalloc.write_profile(kind, scratch),

@@ -61,7 +61,7 @@ pub(crate) fn set_background_threads(
 ///
 /// # Errors
 /// `Unsupported`: this jemalloc was built without background threads. `Allocator`: it refused the call.
-pub(crate) fn require_background_threads(jemalloc: &Jemalloc) -> Result<()> {
+pub(crate) fn require_background_thread_support(jemalloc: &Jemalloc) -> Result<()> {
     match jemalloc.mallctl.read_bool(c"background_thread") {
         Ok(_) => Ok(()),
         Err(Errno::NOENT) => {

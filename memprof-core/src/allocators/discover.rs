@@ -160,7 +160,7 @@ fn find_allocators_of_kind(
     objects: &[LoadedObject],
     tables: &[ObjectSymbols<'_>],
 ) -> Vec<Allocator> {
-    let exported = ObjectSymbols::find_exported(objects, anchor);
+    let exported = ObjectSymbols::of_object_exporting(objects, anchor);
     let mut known = Vec::new();
     let mut is_new = |symbols: &&ObjectSymbols<'_>| {
         let address = symbols.function_address(anchor);
@@ -227,8 +227,8 @@ fn jemalloc_candidates(
         host.map(|mallctl| JemallocCandidate::new(mallctl, FoundBy::Host, None, objects));
     let by_dlsym = PREFIXES.iter().filter_map(|prefix| {
         let anchor = CString::new(format!("{prefix}{ANCHOR}")).ok()?;
-        candidate_with_prefix(
-            &ObjectSymbols::find_exported(objects, &anchor)?,
+        jemalloc_candidate_with_prefix(
+            &ObjectSymbols::of_object_exporting(objects, &anchor)?,
             prefix,
             objects,
         )
@@ -237,7 +237,7 @@ fn jemalloc_candidates(
         let prefixes = symbols.names().filter_map(|name| name.strip_suffix(ANCHOR));
         prefixes
             .filter(|prefix| has_jemalloc_sibling(symbols, prefix))
-            .filter_map(|prefix| candidate_with_prefix(symbols, prefix, objects))
+            .filter_map(|prefix| jemalloc_candidate_with_prefix(symbols, prefix, objects))
     });
 
     let mut found: Vec<JemallocCandidate> = Vec::new();
@@ -264,7 +264,7 @@ fn has_jemalloc_sibling(symbols: &ObjectSymbols<'_>, prefix: &str) -> bool {
 
 /// Creates a candidate for the jemalloc whose symbols have this prefix. `None` if the object has no function `mallctl`
 /// with the prefix.
-fn candidate_with_prefix(
+fn jemalloc_candidate_with_prefix(
     symbols: &ObjectSymbols<'_>,
     prefix: &str,
     objects: &[LoadedObject],

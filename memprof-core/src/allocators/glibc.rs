@@ -167,7 +167,7 @@ mod tests {
 
     fn glibc_of_process() -> Glibc {
         let objects = loaded_objects::list_loaded_objects();
-        Glibc::identify(&ObjectSymbols::find_exported(&objects, ANCHOR).unwrap()).unwrap()
+        Glibc::identify(&ObjectSymbols::of_object_exporting(&objects, ANCHOR).unwrap()).unwrap()
     }
 
     #[test]

@@ -139,30 +139,34 @@ pub(crate) fn load_count() -> u64 {
 /// Number of objects ever loaded, read under a guard that the caller holds. Allocates nothing.
 pub(crate) fn load_count_under(no_fork: &ForkGuard) -> u64 {
     let mut count = 0;
-    with_list_locked(no_fork, &mut |(loads, _)| count = loads);
+    with_loader_list_locked(no_fork, &mut |(loads, _)| count = loads);
     count
 }
 
 /// Numbers of objects that were ever loaded, and that were ever unloaded.
 pub(crate) fn load_and_unload_counts() -> (u64, u64) {
     let mut counts = (0, 0);
-    with_list_locked(&ForkGuard::acquire(), &mut |now| counts = now);
+    with_loader_list_locked(&ForkGuard::acquire(), &mut |now| counts = now);
     counts
 }
 
 /// Runs `work` while no object can be added to the loader's list or removed from it. `work` gets the numbers of objects
 /// ever loaded and unloaded. It may read the list, but must not allocate. The guard delays forks, so that no child
 /// inherits the loader's lock locked.
-pub(crate) fn with_list_locked(_: &ForkGuard, mut work: &mut dyn FnMut((u64, u64))) {
-    // SAFETY: dl_iterate_phdr(3) calls `run_locked` synchronously with this pointer.
-    unsafe { libc::dl_iterate_phdr(Some(run_locked), (&raw mut work).cast()) };
+pub(crate) fn with_loader_list_locked(_: &ForkGuard, mut work: &mut dyn FnMut((u64, u64))) {
+    // SAFETY: dl_iterate_phdr(3) calls `run_work_with_list_locked` synchronously with this pointer.
+    unsafe { libc::dl_iterate_phdr(Some(run_work_with_list_locked), (&raw mut work).cast()) };
 }
 
-/// Callback of [`with_list_locked`], which runs the work. Returns 1 to end the iteration after the first object.
-unsafe extern "C" fn run_locked(info: *mut dl_phdr_info, _: usize, work: *mut c_void) -> c_int {
+/// Callback of [`with_loader_list_locked`], which runs the work. Returns 1 to end the iteration after the first object.
+unsafe extern "C" fn run_work_with_list_locked(
+    info: *mut dl_phdr_info,
+    _: usize,
+    work: *mut c_void,
+) -> c_int {
     // SAFETY: dl_iterate_phdr(3): `info` is valid during the callback.
     let info = unsafe { &*info };
-    // SAFETY: `with_list_locked` passes a pointer to its work, which nothing else uses during the call.
+    // SAFETY: `with_loader_list_locked` passes a pointer to its work, which nothing else uses during the call.
     let work = unsafe { &mut *work.cast::<&mut dyn FnMut((u64, u64))>() };
     work((info.dlpi_adds, info.dlpi_subs));
     1

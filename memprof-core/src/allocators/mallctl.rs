@@ -226,9 +226,9 @@ impl Mallctl {
     pub(crate) fn print_stats(&self, options: &CStr, mut sink: &mut dyn FnMut(&[u8])) {
         let opaque = (&raw mut sink).cast();
         if let Some(print) = self.stats_print {
-            // SAFETY: jemalloc(3): `malloc_stats_print` calls `forward_piece` with `opaque`, a pointer to
+            // SAFETY: jemalloc(3): `malloc_stats_print` calls `forward_printout_piece` with `opaque`, a pointer to
             // `sink`, which lives until the call returns.
-            unsafe { print(Some(forward_piece), opaque, options.as_ptr()) }
+            unsafe { print(Some(forward_printout_piece), opaque, options.as_ptr()) }
         }
     }
 
@@ -243,7 +243,7 @@ impl Mallctl {
         mut sink: &mut dyn FnMut(&[u8]),
     ) -> Result<(), Errno> {
         let mut callback = PrintCallback {
-            write: Some(forward_piece),
+            write: Some(forward_printout_piece),
             opaque: (&raw mut sink).cast(),
         };
         // SAFETY: `write_cb_packet_t` of ctl.c: jemalloc reads the two pointers, and calls the first with the
@@ -278,7 +278,7 @@ impl Mallctl {
 
 /// Callback that passes a piece of jemalloc's output to the sink behind `opaque`. Ignores a null piece, and a panic of
 /// the sink.
-unsafe extern "C" fn forward_piece(opaque: *mut c_void, piece: *const c_char) {
+unsafe extern "C" fn forward_printout_piece(opaque: *mut c_void, piece: *const c_char) {
     if piece.is_null() {
         return;
     }

@@ -157,8 +157,9 @@ impl Mimalloc {
             .stats
             .ok_or_else(|| self.missing_symbol_error(STATS))?;
         let mut printout = Printout::default();
-        // SAFETY: mimalloc.h: the function calls `forward_piece` with the printout, which lives until it returns.
-        unsafe { stats(forward_piece, (&raw mut printout).cast()) };
+        // SAFETY: mimalloc.h: the function calls `forward_printout_piece` with the printout, which lives until it
+        // returns.
+        unsafe { stats(forward_printout_piece, (&raw mut printout).cast()) };
         Ok(printout)
     }
 
@@ -179,7 +180,7 @@ impl Mimalloc {
 }
 
 /// Appends a piece of `mi_stats_print_out` to the printout behind `opaque`. Ignores a null piece.
-unsafe extern "C" fn forward_piece(piece: *const c_char, opaque: *mut c_void) {
+unsafe extern "C" fn forward_printout_piece(piece: *const c_char, opaque: *mut c_void) {
     if piece.is_null() {
         return;
     }

@@ -47,7 +47,7 @@ enum SymbolSource {
 impl<'a> ObjectSymbols<'a> {
     /// Symbols of the object that defines `anchor` for the whole process. `None` if none of `objects` defines it, or if
     /// that object is being unloaded.
-    pub(crate) fn find_exported(objects: &'a [LoadedObject], anchor: &CStr) -> Option<Self> {
+    pub(crate) fn of_object_exporting(objects: &'a [LoadedObject], anchor: &CStr) -> Option<Self> {
         // SAFETY: dlsym(3) gets a NUL-terminated name.
         let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, anchor.as_ptr()) } as usize;
         // This also excludes memprof's own image, because `objects` does not contain it.
@@ -340,7 +340,7 @@ mod tests {
     #[test]
     fn exported_symbols_are_of_object_with_anchor() {
         let objects = loaded_objects::list_loaded_objects();
-        let libc = ObjectSymbols::find_exported(&objects, c"gnu_get_libc_version").unwrap();
+        let libc = ObjectSymbols::of_object_exporting(&objects, c"gnu_get_libc_version").unwrap();
         assert_eq!(libc.found_by(), FoundBy::DynamicSymbol);
         assert!(libc.function_address(c"malloc").is_some());
         assert!(libc.variable_address(c"stdout").is_some());
@@ -348,14 +348,16 @@ mod tests {
         assert_eq!(libc.function_address(c"stdout"), None);
         assert_eq!(libc.variable_address(c"malloc"), None);
         assert_eq!(libc.function_address(c"memprof_no_such_function"), None);
-        assert!(ObjectSymbols::find_exported(&objects, c"memprof_no_such_function").is_none());
+        assert!(
+            ObjectSymbols::of_object_exporting(&objects, c"memprof_no_such_function").is_none()
+        );
         // Without the object that defines it, as with memprof's own image.
         let others: Vec<_> = objects
             .iter()
             .filter(|object| !object.path.ends_with("libc.so.6"))
             .cloned()
             .collect();
-        assert!(ObjectSymbols::find_exported(&others, c"gnu_get_libc_version").is_none());
+        assert!(ObjectSymbols::of_object_exporting(&others, c"gnu_get_libc_version").is_none());
     }
 
     #[test]

@@ -22,7 +22,7 @@ use extension::Extension;
 use memprof_messages::{AllocatorKind, HeapTotals, HeapUsage, ProfileKind};
 use profile::ProfileFunctions;
 use rate::RateSetting;
-pub(crate) use rate::sample_first_thread;
+pub(crate) use rate::make_tcmalloc_sample_this_thread;
 
 /// Function that every gperftools exports.
 pub(crate) const ANCHOR: &CStr = c"MallocExtension_GetNumericProperty";

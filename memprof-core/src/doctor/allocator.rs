@@ -80,7 +80,7 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
         }
         findings.push(finding);
     }
-    check_options(jemalloc, findings);
+    check_conf_options(jemalloc, findings);
     if let Some(symbol) = &jemalloc.hidden_conf_symbol {
         findings.push(new_finding(
             "hidden_malloc_conf",
@@ -163,7 +163,7 @@ pub(super) fn check_jemalloc(jemalloc: &JemallocFacts, facts: &Facts, findings: 
 
 /// Adds findings about options that jemalloc ignores: malformed ones, those of the environment that the program
 /// overrides, and those in a file whose path should be a symbolic link.
-fn check_options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
+fn check_conf_options(jemalloc: &JemallocFacts, findings: &mut Vec<Finding>) {
     let version = &jemalloc.version;
     for source in &jemalloc.sources {
         for fault in malloc_conf::ignored_options(source) {

@@ -71,7 +71,7 @@ pub(crate) fn gather_facts(
             is_exported: &|name| find_global_symbol(name) != 0,
             files: &file_names(&objects),
             variable: &|name| std::env::var(name).ok(),
-            arguments: &read_arguments(),
+            arguments: &read_program_arguments(),
         }),
         dump_dir: inspect_dump_dir(store),
     }
@@ -131,7 +131,7 @@ impl JemallocFacts {
 }
 
 /// Reads the arguments of the program, which it may have overwritten since its start. Empty if they cannot be read.
-fn read_arguments() -> Vec<String> {
+fn read_program_arguments() -> Vec<String> {
     // /proc/self has no arguments after the main thread has exited.
     let line = std::fs::read("/proc/thread-self/cmdline").unwrap_or_default();
     let arguments = line.split(|byte| *byte == 0);
@@ -185,7 +185,7 @@ fn find_unwind_interposer(objects: &[LoadedObject]) -> Option<String> {
     let object = objects
         .iter()
         .find(|object| object.contains_code_at(address))?;
-    let name = object.path.file_name()?.to_str()?;
+    let name = object.path.file_name()?.to_string_lossy();
     let is_c_library = ["libc.so", "libc-", "ld-linux"]
         .iter()
         .any(|start| name.starts_with(start));

@@ -20,7 +20,7 @@ pub(super) fn check_process(facts: &Facts, findings: &mut Vec<Finding>) {
             Warning,
         ));
     }
-    check_variables(facts, findings);
+    check_environment_variables(facts, findings);
     // Every glibc process also has glibc's malloc, so it does not count.
     let serving = facts
         .allocators
@@ -80,7 +80,7 @@ pub(super) fn check_process(facts: &Facts, findings: &mut Vec<Finding>) {
 /// Adds findings about environment variables that configure a build of jemalloc other than the process's. Adds none if
 /// the variable of some jemalloc in the process is unknown, because it may be any of them. Skips a variable that the
 /// finding about profiling already names.
-fn check_variables(facts: &Facts, findings: &mut Vec<Finding>) {
+fn check_environment_variables(facts: &Facts, findings: &mut Vec<Finding>) {
     let read: Option<Vec<&str>> = facts
         .jemallocs
         .iter()

@@ -39,7 +39,7 @@ impl<R: Read> ChecksummedDump<R> {
     }
 
     /// Number of bytes after the profile: the two texts, and the checksum line between them.
-    pub(crate) fn tail_len(&self) -> u64 {
+    pub(crate) fn bytes_after_profile(&self) -> u64 {
         (self.before.len() + checksum_line(0).len() + self.after.len()) as u64
     }
 }
@@ -83,7 +83,7 @@ mod tests {
         let check = |profile: &str, before: &str, after: &str| {
             let mut sealed =
                 ChecksummedDump::new(profile.as_bytes(), [before, after].map(str::to_owned));
-            let length = profile.len() as u64 + sealed.tail_len();
+            let length = profile.len() as u64 + sealed.bytes_after_profile();
             let mut text = String::new();
             sealed.read_to_string(&mut text).unwrap();
             // The check value of CRC-32: the checksum of the digits 1 to 9.

@@ -32,7 +32,9 @@ pub(crate) fn publish_dump(
                 .map_err(|errno| ("link the dump", errno.into()))?;
             length
         }
-        Err(errno) if lacks_nameless_files(errno) => publish_through_hidden(directory, name, body)?,
+        Err(errno) if may_mean_no_nameless_files(errno) => {
+            publish_through_hidden_file(directory, name, body)?
+        }
         Err(errno) => return Err(("create a file for the dump", errno.into())),
     };
     retry_on_intr(|| rustix::fs::fsync(directory))
@@ -43,7 +45,7 @@ pub(crate) fn publish_dump(
 
 /// Whether this error of an open with `O_TMPFILE` may mean that the file system or the kernel has no nameless files.
 /// They return different errors (open(2), ERRORS).
-pub(super) fn lacks_nameless_files(errno: Errno) -> bool {
+pub(super) fn may_mean_no_nameless_files(errno: Errno) -> bool {
     matches!(
         errno,
         Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL
@@ -105,7 +107,7 @@ fn link_nameless_file(file: &File, directory: &OwnedFd, name: &str) -> Result<()
 ///
 /// # Errors
 /// The action that the kernel refused, and its error.
-fn publish_through_hidden(
+fn publish_through_hidden_file(
     directory: &OwnedFd,
     name: &str,
     body: &mut dyn Read,

@@ -6,7 +6,7 @@
 
 use std::ffi::CString;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
@@ -16,7 +16,7 @@ use std::sync::Mutex;
 use memprof_messages::Operation;
 use memprof_own::{GuardedFd, move_above_stdio};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::retry_on_intr;
 
 use crate::dumps::hidden_file::{self, PRIVATE};
 use crate::dumps::publish::copy_in_pieces;
@@ -131,9 +131,8 @@ impl Scratch {
     pub(crate) fn path(&self) -> Result<CString> {
         let path = match &self.name {
             ScratchPath::Descriptor => {
-                let file = self.file.get();
-                let file =
-                    file.map_err(|errno| Error::io("find the memory for the dump", &errno.into()))?;
+                let file = require_open_file(&self.file)
+                    .map_err(|error| Error::io("find the memory for the dump", &error))?;
                 format!("/proc/thread-self/fd/{}", file.as_raw_fd()).into_bytes()
             }
             ScratchPath::Hidden(path) => path.as_os_str().as_bytes().to_vec(),
@@ -150,7 +149,7 @@ impl Scratch {
 
     /// Sets the file's position to its start, and returns the file. Fails if the program closed the descriptor.
     pub(crate) fn rewind_file(&self) -> io::Result<&File> {
-        let mut file = self.file.get()?;
+        let mut file = require_open_file(&self.file)?;
         file.seek(SeekFrom::Start(0))?;
         Ok(file)
     }
@@ -231,7 +230,7 @@ impl Scratch {
     ) -> io::Result<(File, u64)> {
         // Reads and discards the part that the file already has.
         copy_in_pieces(&mut body.take(length), &mut io::sink())?;
-        let mut file = self.file.get()?;
+        let mut file = require_open_file(&self.file)?;
         // Discards the text that an allocator appended to the profile.
         file.set_len(length)?;
         file.seek(SeekFrom::Start(length))?;
@@ -248,21 +247,20 @@ impl Scratch {
         Ok((File::from(opened), length + tail))
     }
 
-    /// Error number that explains why jemalloc could not write. jemalloc reports EFAULT for every file error, so this
-    /// opens the path again and appends a page of zeros to get the kernel's error. EBADF if the file has no path, for
-    /// example because the program closed the descriptor. `None` if both succeed.
-    pub(crate) fn probe_write_errno(&self) -> Option<Errno> {
+    /// Error that explains why jemalloc could not write: the program closed the descriptor, or the kernel refuses.
+    /// jemalloc reports EFAULT for every file error, so this opens the path again and appends a page of zeros. `None` if
+    /// both succeed.
+    pub(crate) fn probe_write_error(&self) -> Option<io::Error> {
         const PAGE: [u8; 4096] = [0; 4096];
-        let opened = retry_on_intr(|| {
-            let path = self.path().map_err(|_| Errno::BADF)?;
-            rustix::fs::openat(CWD, path, OFlags::WRONLY | OFlags::CLOEXEC, PRIVATE)
-        });
-        opened.err().or_else(|| {
-            let at_end = rustix::fs::seek(self.file.get().ok()?, rustix::fs::SeekFrom::End(0));
-            at_end
-                .and_then(|_| rustix::io::write(self.file.get()?, &PAGE))
-                .err()
-        })
+        let probe = || {
+            let mut file = require_open_file(&self.file)?;
+            let path = self.path().map_err(io::Error::other)?;
+            let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+            retry_on_intr(|| rustix::fs::openat(CWD, &path, flags, PRIVATE))?;
+            file.seek(SeekFrom::End(0))?;
+            file.write_all(&PAGE)
+        };
+        probe().err()
     }
 }
 
@@ -275,6 +273,14 @@ impl Drop for Scratch {
             log::warn!("failed to remove {}: {errno}", path.display());
         }
     }
+}
+
+/// Returns the open file. Fails if the program closed the descriptor, with an error that names this cause: EBADF would
+/// look like an error of memprof's.
+fn require_open_file(file: &GuardedFd<File>) -> io::Result<&File> {
+    file.get().map_err(|_| {
+        io::Error::other("the program closed memprof's descriptor of it meanwhile; try again")
+    })
 }
 
 /// `Io` error if no memory file can be created. `cause` is the error of `memfd_create(2)`.
@@ -308,10 +314,7 @@ impl Read for PrefixReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let remaining = usize::try_from(self.length - self.position).unwrap_or(usize::MAX);
         let wanted = buffer.len().min(remaining);
-        let read = self
-            .file
-            .get()?
-            .read_at(&mut buffer[..wanted], self.position)?;
+        let read = require_open_file(self.file)?.read_at(&mut buffer[..wanted], self.position)?;
         self.position += read as u64;
         Ok(read)
     }
@@ -344,7 +347,6 @@ impl Read for DrainingReader<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
@@ -421,6 +423,28 @@ mod tests {
             file.read_to_string(&mut text).unwrap();
             assert_eq!((&*text, length), ("profile and its end", 19));
             assert!(file.write_all(b"no").is_err(), "for reading only");
+        }
+    }
+
+    #[test]
+    fn closed_descriptor_is_named_as_cause() {
+        let scratch = Scratch::create_memfd().unwrap();
+        (&scratch.file).write_all(b"dump").unwrap();
+        assert!(scratch.probe_write_error().is_none());
+        let descriptor = scratch.file.get().unwrap().as_raw_fd();
+        nix::unistd::close(descriptor).unwrap();
+        let errors = [
+            scratch.probe_write_error().unwrap().to_string(),
+            scratch.path().unwrap_err().to_string(),
+            scratch.rewind_file().unwrap_err().to_string(),
+            scratch
+                .prefix_reader(4)
+                .read(&mut [0])
+                .unwrap_err()
+                .to_string(),
+        ];
+        for error in errors {
+            assert!(error.contains("the program closed memprof's"), "{error}");
         }
     }
 

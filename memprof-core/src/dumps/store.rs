@@ -16,7 +16,7 @@ use rustix::io::{Errno, retry_on_intr};
 use crate::dumps::hidden_file;
 use crate::dumps::hidden_file::PRIVATE;
 use crate::dumps::name::DumpName;
-use crate::dumps::publish::{lacks_nameless_files, publish_dump};
+use crate::dumps::publish::{may_mean_no_nameless_files, publish_dump};
 use crate::dumps::retention::{DumpFile, NewDump, RetentionPolicy, select_expired_dumps};
 use crate::error::{Error, ErrorKind, Result};
 use memprof_messages::KeptDump;
@@ -148,7 +148,7 @@ impl Store {
             bytes: size,
             started,
         };
-        self.delete_expired(&directory, &new_dump)?;
+        self.delete_expired_dumps(&directory, &new_dump)?;
         let bytes =
             publish_dump(&directory, &dump_file_name(name), body).map_err(|(act, cause)| {
                 self.directory_error(&format!("{act} in"), cause)
@@ -250,7 +250,7 @@ impl Store {
             // The nameless file is closed here, which deletes it.
             Ok(_) => Ok(directory),
             // `publish_dump` uses a hidden name then.
-            Err(errno) if lacks_nameless_files(errno) => Ok(directory),
+            Err(errno) if may_mean_no_nameless_files(errno) => Ok(directory),
             Err(errno) => Err(self
                 .directory_error("create a file in", errno.into())
                 .with_further_remedy("set dump_dir to a directory that this user can write to")),
@@ -363,7 +363,7 @@ impl Store {
     ///
     /// # Errors
     /// `Io`: the directory cannot be read, or a dump cannot be deleted.
-    fn delete_expired(&self, directory: &OwnedFd, new_dump: &NewDump<'_>) -> Result<()> {
+    fn delete_expired_dumps(&self, directory: &OwnedFd, new_dump: &NewDump<'_>) -> Result<()> {
         let mut entries = self.read_entries(directory)?;
         // A dump with a time in the future was taken before the clock was set back, so it is older than the others: it
         // moves to the end of the list.

@@ -1,7 +1,7 @@
 //! Starts and stops sampling.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::age_clock::AgeBucketWidth;
 use super::allocators::BackendList;
@@ -15,6 +15,8 @@ use crate::allocators::interval::SampleInterval;
 use crate::allocators::unprofilable::Unprofilable;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sampler::languages::prepare_languages;
+use crate::system::cancellation::CancelToken;
+use crate::system::clock::end_of_time_limit;
 use crate::unwinder::PeriodicTask;
 use memprof_messages::{
     ActivationResult, AllocatorKind, LanguagesChoice, ProfileKind, SamplerChoice, UnwinderChoice,
@@ -57,8 +59,9 @@ impl Profiler {
     /// operator.
     ///
     /// # Errors
-    /// The reason why no allocator can be profiled, with the remedy for this process. `Busy`: an interval is given
-    /// while a dump runs. `Unsupported`: ages or labels cannot be recorded here. `Io`: a thread cannot be started.
+    /// The reason why no allocator can be profiled, with the remedy for this process. `InvalidArgument`: the time limit
+    /// ends after the year 9999. `Busy`: an interval is given while a dump runs. `Unsupported`: ages or labels cannot be
+    /// recorded here. `Io`: a thread cannot be started.
     pub fn activate(self: &Arc<Self>, options: ActivateOptions) -> Result<ActivationResult> {
         let mut outcome = self.activate_backends(options)?;
         let stripped = self
@@ -80,8 +83,8 @@ impl Profiler {
     /// require a search of the whole executable for a stripped jemalloc.
     ///
     /// # Errors
-    /// Fails as `activate` does: no allocator can be profiled, a dump runs, ages or labels cannot be recorded, or a
-    /// thread cannot be started.
+    /// Fails as `activate` does: no allocator can be profiled, the time limit is too long, a dump runs, ages or labels
+    /// cannot be recorded, or a thread cannot be started.
     pub fn activate_without_result(self: &Arc<Self>, options: ActivateOptions) -> Result<()> {
         self.activate_backends(options).map(drop)
     }
@@ -91,9 +94,16 @@ impl Profiler {
     /// may keep the new interval.
     ///
     /// # Errors
-    /// The reason why no allocator can be profiled. `Busy`: an interval is given while a dump runs. `Unsupported`: ages
-    /// or labels cannot be recorded here. `Io`: a thread cannot be started.
+    /// The reason why no allocator can be profiled. `InvalidArgument`: the time limit ends after the year 9999. `Busy`:
+    /// an interval is given while a dump runs. `Unsupported`: ages or labels cannot be recorded here. `Io`: a thread
+    /// cannot be started.
     fn activate_backends(self: &Arc<Self>, options: ActivateOptions) -> Result<ActivationOutcome> {
+        // Checked first, because sampling starts before the lease.
+        let now = SystemTime::now();
+        let limit = options
+            .duration
+            .map(|duration| end_of_time_limit(now, duration));
+        limit.transpose()?;
         self.refresh_interception();
         self.allocators.search_if_changed(&self.settings);
         // The switch stays locked for the whole activation. Another thread could otherwise change its state before it is
@@ -101,13 +111,15 @@ impl Profiler {
         let mut switch = self.switch.lock();
         let times = switch.activation_times();
         let earlier = self.read_backend_states();
-        let backends = self.allocators.backends_for(options.allocator)?;
+        let backends = self.allocators.select_backends(options.allocator)?;
         // Setting an interval may drop samples, which must not happen during a dump.
         let running = options.interval.map(|_| self.dump_slot.acquire());
         let running = running.transpose()?;
         let sampler = options.sampler.unwrap_or(self.settings.sampler);
-        let require_heap =
-            |backends: &BackendList| self.allocators.require_profile(backends, ProfileKind::Heap);
+        let require_heap = |backends: &BackendList| {
+            self.allocators
+                .require_profile_kind(backends, ProfileKind::Heap)
+        };
         let selected = self.select_sampler(&backends, sampler);
         let selected = selected.and_then(|backends| require_heap(&backends).map(|()| backends));
         let backends = selected.inspect_err(|_| self.undo_activation(&mut switch, &earlier))?;
@@ -174,7 +186,7 @@ impl Profiler {
             (None, Some(_)) => self.require_own_walker(backends, "labels")?,
         }
         switch.set_labels(options.labels.as_ref())?;
-        switch.set_ages(options.ages);
+        switch.set_age_width(options.ages);
         let is_sampled = backends.iter().any(|each| each.sampler_status().is_some());
         prepare_languages(options.languages, is_sampled);
         warnings.extend(for_each_backend(backends, |each| {
@@ -199,11 +211,30 @@ impl Profiler {
     /// The error of the first allocator that refused; the others are still deactivated. `Unsupported`: there is no
     /// allocator of that kind.
     pub fn deactivate(&self, allocator: Option<AllocatorKind>) -> Result<ActivationResult> {
+        // `status` locks the switch again.
+        self.stop_backends(&mut self.switch.lock(), allocator)?;
+        let unavailable = self
+            .allocators
+            .default_unprofilable_reason()
+            .map(Error::from);
+        Ok(ActivationResult {
+            warnings: unavailable.iter().map(error_text_with_remedy).collect(),
+            begun: false,
+            unseen_bytes: None,
+            status: self.status(),
+        })
+    }
+
+    /// Stops sampling as [`deactivate`](Self::deactivate) does, and fails as it does.
+    fn stop_backends(
+        &self,
+        switch: &mut SwitchGuard<'_>,
+        allocator: Option<AllocatorKind>,
+    ) -> Result<()> {
         let backends = match allocator {
             None => self.allocators.all_backends(),
-            named => self.allocators.backends_for(named)?,
+            named => self.allocators.select_backends(named)?,
         };
-        let mut switch = self.switch.lock();
         // Collected, so that all are deactivated even if one refuses.
         let errors: Vec<_> = backends
             .iter()
@@ -218,18 +249,7 @@ impl Profiler {
         switch.set_lease(None);
         // After the lease, because the state stays stored while a lease is running.
         switch.set_state_before_lease(None);
-        // `status` locks the switch again.
-        drop(switch);
-        let unavailable = self
-            .allocators
-            .default_unprofilable_reason()
-            .map(Error::from);
-        Ok(ActivationResult {
-            warnings: unavailable.iter().map(error_text_with_remedy).collect(),
-            begun: false,
-            unseen_bytes: None,
-            status: self.status(),
-        })
+        Ok(())
     }
 
     /// Drops all samples in every allocator that can drop them: of the kind `allocator`, or of the default ones if it
@@ -243,7 +263,7 @@ impl Profiler {
         interval: Option<SampleInterval>,
     ) -> Result<ActivationResult> {
         let running = self.dump_slot.acquire()?;
-        let backends = self.allocators.backends_for(allocator)?;
+        let backends = self.allocators.select_backends(allocator)?;
         let mut warnings = for_each_backend(&backends, |each| {
             each.reset_samples(interval).map(|()| Vec::new())
         })?;
@@ -293,37 +313,42 @@ impl Profiler {
     fn start_lease(self: &Arc<Self>, duration: Duration) -> Result<Lease> {
         // A weak reference: the lease must not keep the profiler alive when the host ends.
         let profiler = Arc::downgrade(self);
-        Lease::start(duration, move || {
+        Lease::start(duration, move |lease| {
             let Some(profiler) = profiler.upgrade() else {
                 return;
             };
             profiler.exclude_this_thread();
-            match profiler.end_lease() {
-                Ok(text) => log::info!("{text}: its time is over"),
+            match profiler.end_lease(lease) {
+                Ok(Some(text)) => log::info!("{text}: its time is over"),
+                Ok(None) => {}
                 Err(error) => log::error!("profiling could not be ended in time: {error}"),
             }
         })
     }
 
     /// Ends an activation whose time limit has passed: stops sampling, or restores the sampling that was on before.
-    /// Returns the new state as text.
+    /// Returns the new state as text. Does nothing and returns `None` if `lease` was cancelled meanwhile, by another
+    /// activation or by `deactivate`.
     ///
     /// # Errors
     /// An allocator refused.
-    fn end_lease(self: &Arc<Self>) -> Result<&'static str> {
+    fn end_lease(self: &Arc<Self>, lease: &CancelToken) -> Result<Option<&'static str>> {
         let mut switch = self.switch.lock();
+        // A lease is only cancelled by a holder of the switch's lock.
+        if lease.is_cancelled() {
+            return Ok(None);
+        }
         let Some(earlier) = switch.take_state_before_lease() else {
-            // `deactivate` locks the switch again.
-            drop(switch);
-            return self.deactivate(None).map(|_| "profiling is inactive");
+            self.stop_backends(&mut switch, None)?;
+            return Ok(Some("profiling is inactive"));
         };
         self.restore_backends(&earlier.backends)?;
         self.restart_periodic_task(&mut switch);
-        switch.set_ages(None);
+        switch.set_age_width(None);
         switch.set_labels(None)?;
         switch.set_lease(None);
         switch.mark_active_since(earlier.since);
-        Ok("profiling goes on as before the activation")
+        Ok(Some("profiling goes on as before the activation"))
     }
 
     /// Makes memprof's sampler intercept newly loaded libraries, and starts the periodic task that does so from now on.
@@ -380,6 +405,7 @@ mod tests {
     use super::*;
     use crate::allocators::fake::{Behaviour, fake_mallctl};
     use crate::profiler::tests::new_profiler;
+    use crate::system::cancellation::create_cancel_pair;
 
     /// A jemalloc that can be activated.
     struct SwitchableFake;
@@ -389,6 +415,9 @@ mod tests {
             Some(&PROF_ACTIVE)
         }
     }
+
+    struct UnswitchedFake;
+    impl Behaviour for UnswitchedFake {}
 
     /// Runs `test` in a process of its own, unless this is that process. Returns whether it is.
     fn is_process_of_its_own(test: &str) -> bool {
@@ -405,6 +434,47 @@ mod tests {
             "{text}"
         );
         false
+    }
+
+    /// As if its time was over while an activation held the switch.
+    #[test]
+    fn lease_that_another_activation_replaced_ends_nothing() {
+        let test = "lease_that_another_activation_replaced_ends_nothing";
+        if !is_process_of_its_own(&format!("profiler::activation::tests::{test}")) {
+            return;
+        }
+        let (profiler, _directory) = new_profiler(Some(fake_mallctl::<SwitchableFake>()));
+        let activate = |duration| {
+            let options = ActivateOptions {
+                allocator: Some(AllocatorKind::Jemalloc),
+                duration,
+                ..ActivateOptions::default()
+            };
+            profiler.activate(options).unwrap();
+        };
+        let (cancel, lease) = create_cancel_pair();
+        activate(Some(DEFAULT_LEASE));
+        drop(cancel);
+        assert_eq!(profiler.end_lease(&lease), Ok(None));
+        assert!(PROF_ACTIVE.load(Ordering::Relaxed));
+        assert!(profiler.switch.activation_times().deadline.is_some());
+        let (_cancel, lease) = create_cancel_pair();
+        let ended = profiler.end_lease(&lease);
+        assert_eq!(ended, Ok(Some("profiling is inactive")));
+        assert!(!PROF_ACTIVE.load(Ordering::Relaxed));
+        assert!(profiler.switch.activation_times().deadline.is_none());
+    }
+
+    #[test]
+    fn activation_beyond_the_clock_starts_nothing() {
+        let (profiler, _directory) = new_profiler(Some(fake_mallctl::<UnswitchedFake>()));
+        let options = ActivateOptions {
+            duration: Some(Duration::MAX),
+            ..ActivateOptions::default()
+        };
+        let refused = profiler.activate(options).unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::InvalidArgument, "{refused}");
+        assert!(profiler.switch.activation_times().since.is_none());
     }
 
     #[test]

@@ -82,22 +82,40 @@ impl Allocators {
     /// Searches for allocators again if a library was loaded since the last search, or if one can now be intercepted by
     /// another method.
     pub(super) fn search_if_changed(&self, settings: &ProfilerSettings) {
-        let (known, without_allocators) = {
-            let found = lock(&self.0);
-            (found.load_count, Arc::clone(&found.without_allocators))
-        };
-        if known != loaded_objects::load_count() || self.is_outdated() {
-            let found =
-                FoundBackends::find_all(settings, &self.all_backends(), &without_allocators);
-            *lock(&self.0) = found;
+        loop {
+            let (known, load_count, without_allocators) = {
+                let found = lock(&self.0);
+                let without_allocators = Arc::clone(&found.without_allocators);
+                (
+                    Arc::clone(&found.backends),
+                    found.load_count,
+                    without_allocators,
+                )
+            };
+            if load_count == loaded_objects::load_count() && !is_outdated(&known) {
+                return;
+            }
+            let found = FoundBackends::find_all(settings, &known, &without_allocators);
+            if self.store_unless_replaced(found, &known) {
+                return;
+            }
         }
+    }
+
+    /// Stores the result of a search that reused the backends `known`. Returns false and stores nothing if another
+    /// thread has replaced these since: an allocator would then have a second backend, without the sampler's state.
+    fn store_unless_replaced(&self, found: FoundBackends, known: &BackendList) -> bool {
+        let mut stored = lock(&self.0);
+        let is_current = Arc::ptr_eq(&stored.backends, known);
+        if is_current {
+            *stored = found;
+        }
+        is_current
     }
 
     /// Whether `memprof attach` patched an allocator's entry points since the last search.
     pub(super) fn is_outdated(&self) -> bool {
-        self.all_backends()
-            .iter()
-            .any(|each| each.has_new_interception())
+        is_outdated(&self.all_backends())
     }
 
     /// All allocators of the most recent search.
@@ -130,7 +148,11 @@ impl Allocators {
             let path = stripped_jemalloc::find_stripped_jemalloc(
                 jemallocs.map(|each| each.mallctl.address()),
             );
-            lock(&self.0).stripped_jemalloc = Some(path.clone());
+            let mut found = lock(&self.0);
+            // Another thread's search may have found a jemalloc in the program meanwhile.
+            if Arc::ptr_eq(&found.backends, &backends) {
+                found.stripped_jemalloc = Some(path.clone());
+            }
             path
         })
     }
@@ -141,7 +163,7 @@ impl Allocators {
     ///
     /// # Errors
     /// `Unsupported`: the process has no such allocator.
-    pub(super) fn backends_for(&self, named: Option<AllocatorKind>) -> Result<BackendList> {
+    pub(super) fn select_backends(&self, named: Option<AllocatorKind>) -> Result<BackendList> {
         let Some(kind) = named else {
             return self.default_backends().map_err(Error::from);
         };
@@ -204,7 +226,7 @@ impl Allocators {
     ///
     /// # Errors
     /// The reason why the first allocator cannot.
-    pub(super) fn require_profile(
+    pub(super) fn require_profile_kind(
         &self,
         backends: &[Arc<Backend>],
         kind: ProfileKind,
@@ -214,12 +236,41 @@ impl Allocators {
                 .unprofilable_reason(backends)
                 .map_or(Ok(()), |reason| Err(reason.into())),
             ProfileKind::Growth | ProfileKind::Pinned => {
-                let mut results = backends.iter().map(|each| each.require_profile(kind));
+                let mut results = backends.iter().map(|each| each.require_profile_kind(kind));
                 let Some(Err(first)) = results.next() else {
                     return Ok(());
                 };
                 results.find_map(Result::ok).ok_or(first)
             }
         }
+    }
+}
+
+/// Whether one of these allocators can now be intercepted by another method than the one found first.
+fn is_outdated(backends: &[Arc<Backend>]) -> bool {
+    backends.iter().any(|each| each.has_new_interception())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocators::fake::{Behaviour, fake_mallctl};
+    use crate::profiler::tests::new_profiler;
+
+    struct Fake;
+    impl Behaviour for Fake {}
+
+    #[test]
+    fn later_of_two_simultaneous_searches_replaces_no_backend() {
+        let (profiler, _directory) = new_profiler(Some(fake_mallctl::<Fake>()));
+        let (allocators, settings) = (&profiler.allocators, &profiler.settings);
+        let known = allocators.all_backends();
+        // As in a search that finds a new allocator.
+        let search = || FoundBackends::find_all(settings, &[], &[]);
+        assert!(allocators.store_unless_replaced(search(), &known));
+        let first = allocators.all_backends();
+        assert!(!Arc::ptr_eq(&first[0], &known[0]));
+        assert!(!allocators.store_unless_replaced(search(), &known));
+        assert!(Arc::ptr_eq(&allocators.all_backends(), &first));
     }
 }

@@ -51,9 +51,14 @@ impl AutomaticDumps {
     /// The watcher of this process. Creates one without rules if there is none.
     fn get_or_create_watcher(&self) -> Arc<Watcher> {
         self.watcher().unwrap_or_else(|| {
+            // Created without the lock, which a child that is forked meanwhile would inherit.
             let fresh = Watcher::new(&[]);
-            *lock(&self.watcher) = Some(Arc::clone(&fresh));
-            fresh
+            let mut stored = lock(&self.watcher);
+            match &*stored {
+                // Of another thread, which created it meanwhile.
+                Some(known) if known.owner == fresh.owner => Arc::clone(known),
+                _ => Arc::clone(stored.insert(fresh)),
+            }
         })
     }
 
@@ -92,14 +97,15 @@ impl Profiler {
     /// built-in dumps of that kind, with a warning. Also warns while profiling is inactive.
     ///
     /// # Errors
-    /// The reason why profiling is impossible. `Io`: the watcher thread cannot be started.
+    /// The reason why profiling is impossible. `InvalidArgument`: the watch would end after the year 9999. `Io`: the
+    /// watcher thread cannot be started.
     pub fn start_gdump(self: &Arc<Self>, limits: GdumpLimits) -> Result<GdumpResult> {
         self.allocators.search_if_changed(&self.settings);
         if let Some(reason) = self.allocators.default_unprofilable_reason() {
             return Err(reason.into());
         }
         let watcher = self.automatic_dumps.get_or_create_watcher();
-        watcher.start_gdump(limits);
+        watcher.start_gdump(limits)?;
         self.start_watcher(&watcher)?;
         let mut warnings = self.stop_builtin_gdump()?;
         let status = self.status();
@@ -282,6 +288,8 @@ fn log_dump(report: &DumpReport, trigger: &Trigger) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU32;
+
     use super::*;
     use crate::allocators::fake::{Behaviour, fake_mallctl};
     use crate::profiler::tests::new_profiler;
@@ -290,6 +298,27 @@ mod tests {
     struct ExhaustedFake;
     impl Behaviour for ExhaustedFake {
         const ACTIVATION_STATUS: i32 = libc::ENOMEM;
+    }
+
+    #[test]
+    fn simultaneous_first_calls_get_one_watcher() {
+        for _ in 0..200 {
+            let dumps = AutomaticDumps::default();
+            let started = AtomicU32::new(0);
+            let get = || {
+                started.fetch_add(1, Ordering::Relaxed);
+                // A barrier would wake one thread too late.
+                while started.load(Ordering::Relaxed) < 2 {
+                    std::hint::spin_loop();
+                }
+                dumps.get_or_create_watcher()
+            };
+            let (one, other) = thread::scope(|scope| {
+                let one = scope.spawn(get);
+                (get(), one.join().unwrap())
+            });
+            assert!(Arc::ptr_eq(&one, &other));
+        }
     }
 
     #[test]

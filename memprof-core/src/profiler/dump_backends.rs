@@ -11,7 +11,7 @@ use super::labels;
 use super::take_dump::{self, DumpOrigin, InMemoryDump};
 use super::thread_exclusion::exclude_this_thread;
 use super::unprofiled_memory::{UnprofiledMemory, builtin_samplers, unprofiled_warnings};
-use super::{Profiler, format_rfc3339, statistics};
+use super::{Profiler, statistics};
 use crate::allocators::interval::SampleInterval;
 use crate::dumps::headroom;
 use crate::dumps::hidden_file;
@@ -21,6 +21,7 @@ use crate::dumps::store::Store;
 use crate::dumps::trigger::Trigger;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sampler::Backend;
+use crate::system::clock::format_rfc3339;
 use crate::system::seccomp;
 use crate::watching::memory_reading::read_rss;
 use memprof_messages::{
@@ -143,8 +144,8 @@ impl Profiler {
         headroom::require_dump_memory()?;
         self.allocators.search_if_changed(&self.settings);
         self.switch.maintain_unwinder();
-        let backends = self.allocators.backends_for(allocator)?;
-        self.allocators.require_profile(&backends, kind)?;
+        let backends = self.allocators.select_backends(allocator)?;
+        self.allocators.require_profile_kind(&backends, kind)?;
         let origin = DumpOrigin {
             program: self.settings.program.clone(),
             started: self.started,
@@ -167,7 +168,7 @@ impl Profiler {
         round: &DumpRound,
         take: TakeDumpFn<T>,
     ) -> Result<Vec<T>> {
-        let has_profile = |each: &&Arc<Backend>| each.require_profile(round.kind).is_ok();
+        let has_profile = |each: &&Arc<Backend>| each.require_profile_kind(round.kind).is_ok();
         let each = round.backends.iter().filter(has_profile);
         each.map(|backend| self.dump_backend(Arc::clone(backend), round, take))
             .collect()
@@ -187,10 +188,10 @@ impl Profiler {
         take: TakeDumpFn<T>,
     ) -> Result<T> {
         let origin = round.origin.clone();
-        let name = self.next_dump_name(round.kind, &origin)?;
+        let name = self.create_dump_name(round.kind, &origin)?;
         let store = self.settings.store.clone();
         let bytes = backend.profile_memory_estimate(round.kind);
-        let bytes = bytes.unwrap_or_else(|| self.dump_slot.expected_bytes());
+        let bytes = bytes.unwrap_or_else(|| self.dump_slot.expected_dump_bytes());
         headroom::require_headroom(bytes)?;
         seccomp::require_seccomp_allows_calls()?;
         let hidden = hidden_file::hidden_file_name(&name, ".scratch");
@@ -212,14 +213,14 @@ impl Profiler {
     ///
     /// # Errors
     /// `Io`: the kernel provides no random bytes.
-    fn next_dump_name(&self, kind: ProfileKind, origin: &DumpOrigin) -> Result<DumpName> {
+    fn create_dump_name(&self, kind: ProfileKind, origin: &DumpOrigin) -> Result<DumpName> {
         let mut random = [0; 4];
         rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
             .map_err(|errno| Error::io("get random bytes", &errno.into()))?;
         Ok(DumpName {
             taken: SystemTime::now(),
             pid: process::id(),
-            sequence: self.dump_slot.next_sequence(),
+            sequence: self.dump_slot.increment_sequence(),
             random: u32::from_ne_bytes(random),
             cause: origin.rss.map(|rss| DumpCause {
                 trigger: origin.trigger.kind(),
@@ -230,7 +231,7 @@ impl Profiler {
     }
 }
 
-/// `Internal` error, for the impossible case that `require_profile` passed but no backend was dumped.
+/// `Internal` error, for the impossible case that `require_profile_kind` passed but no backend was dumped.
 fn no_dump_error() -> Error {
     Error::new(ErrorKind::Internal, "no allocator was dumped")
 }

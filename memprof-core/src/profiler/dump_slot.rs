@@ -50,17 +50,17 @@ impl DumpSlot {
     }
 
     /// Increments and returns the sequence number, which is 1 for the first dump of this process.
-    pub(super) fn next_sequence(&self) -> u32 {
+    pub(super) fn increment_sequence(&self) -> u32 {
         self.sequence.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Expected bytes of the next dump if the allocator gives no estimate: twice the last dump, but at least 4 MiB.
-    pub(super) fn expected_bytes(&self) -> u64 {
+    pub(super) fn expected_dump_bytes(&self) -> u64 {
         let last = self.last_size.load(Ordering::Relaxed);
         last.saturating_mul(2).max(MIN_EXPECTED_BYTES)
     }
 
-    /// Records the size of the last dump in bytes, for [`expected_bytes`](Self::expected_bytes).
+    /// Records the size of the last dump in bytes, for [`expected_dump_bytes`](Self::expected_dump_bytes).
     pub(super) fn record_dump_size(&self, bytes: u64) {
         self.last_size.store(bytes, Ordering::Relaxed);
     }

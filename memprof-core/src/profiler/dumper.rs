@@ -166,7 +166,7 @@ fn wait_with_poll<T>(result: &(Mutex<Option<T>>, Condvar), poll: impl Fn() -> bo
 impl DumperState {
     /// Passes a job to the thread. Blocks while an earlier job is waiting.
     fn submit_job(&self, job: Job) {
-        let mut next = self.wait_while_pending(|next| matches!(next, PendingJob::Job(_)));
+        let mut next = self.wait_while(|next| matches!(next, PendingJob::Job(_)));
         *next = PendingJob::Job(job);
         self.changed.notify_all();
     }
@@ -175,19 +175,19 @@ impl DumperState {
     /// program's main thread no longer has.
     fn run_jobs(&self, privileges: &mut Privileges) {
         loop {
-            let mut next = self.wait_while_pending(|next| matches!(next, PendingJob::Nothing));
+            let mut next = self.wait_while(|next| matches!(next, PendingJob::Nothing));
             let PendingJob::Job(job) = std::mem::take(&mut *next) else {
                 return;
             };
             drop(next);
             self.changed.notify_all();
-            privileges.match_main_thread();
+            privileges.limit_to_main_thread();
             job();
         }
     }
 
     /// Waits while `condition` holds for the pending job, and returns its lock.
-    fn wait_while_pending(
+    fn wait_while(
         &self,
         condition: impl FnMut(&mut PendingJob) -> bool,
     ) -> MutexGuard<'_, PendingJob> {

@@ -45,7 +45,7 @@ impl ExitDump {
                 wait_for_change(&thread_state, WAITING, None);
             }
             if thread_state.load(Ordering::Acquire) == RUNNING {
-                privileges.match_main_thread();
+                privileges.limit_to_main_thread();
                 work();
                 thread_state.store(DONE, Ordering::Release);
                 wake_waiters(&thread_state);

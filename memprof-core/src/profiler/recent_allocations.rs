@@ -23,19 +23,19 @@ impl Profiler {
         let no_jemalloc = || no_jemalloc_error("keeps its latest allocations");
         let first = jemallocs.first().ok_or_else(no_jemalloc)?;
         let able = |jemalloc: &&Jemalloc| {
-            recent_allocations::require_recent_allocations(jemalloc, max).is_ok()
+            recent_allocations::require_recent_allocation_support(jemalloc, max).is_ok()
         };
         let able: Vec<_> = jemallocs.iter().copied().filter(able).collect();
         if able.is_empty() {
             // Always fails here, with the reason.
-            recent_allocations::require_recent_allocations(first, max)?;
+            recent_allocations::require_recent_allocation_support(first, max)?;
         }
         // On the dumper's thread, because it blocks signals and the profile excludes its allocations.
         let read = |jemalloc: &Jemalloc| {
             let jemalloc = jemalloc.clone();
             self.dump_slot.dumper.run(move || {
                 jemalloc.exclude_this_thread();
-                recent_allocations::set_max_and_read_recent(&jemalloc, max)
+                recent_allocations::set_max_and_read_recent_allocations(&jemalloc, max)
             })?
         };
         able.into_iter().map(read).collect()

@@ -25,7 +25,7 @@ impl Profiler {
         backends: &BackendList,
         choice: SamplerChoice,
     ) -> Result<BackendList> {
-        let own = own_sampler_backend(backends);
+        let own = select_own_sampler_backend(backends);
         match (choice, own) {
             (SamplerChoice::Auto, Some(own)) if self.needs_own_sampler(backends, own) => {
                 self.deselect_own_sampler_except(own)?;
@@ -34,7 +34,8 @@ impl Profiler {
                     let is_needed = |each: &&Arc<Backend>| {
                         // If `own` does not serve malloc, the allocator of malloc is sampled together with it.
                         let is_sampled_too = !own.identity().owns_malloc && !Arc::ptr_eq(each, own);
-                        !is_unused(each) && (!is_sampled_too || each.require_profiling().is_ok())
+                        !needs_no_profile(each)
+                            && (!is_sampled_too || each.require_profiling().is_ok())
                     };
                     return Ok(backends.iter().filter(is_needed).cloned().collect());
                 }
@@ -123,7 +124,7 @@ impl Profiler {
 /// backend that it samples now, because its samples would be dropped; an allocator with the program's own heap that
 /// does not serve `malloc`; the allocator of `malloc`; a jemalloc that can be hooked. `None` if the sampler can sample
 /// none of them.
-fn own_sampler_backend(backends: &BackendList) -> Option<&Arc<Backend>> {
+fn select_own_sampler_backend(backends: &BackendList) -> Option<&Arc<Backend>> {
     let mut able = backends.iter().filter(|each| each.supports_own_sampler());
     let sampled = able
         .clone()
@@ -152,7 +153,7 @@ const MAX_UNUSED_BYTES: u64 = 1 << 20;
 
 /// Whether a profile of an allocator is neither possible nor needed: it cannot be profiled, does not serve `malloc`,
 /// and holds nothing, like the unused jemalloc of a library.
-fn is_unused(each: &Arc<Backend>) -> bool {
+fn needs_no_profile(each: &Arc<Backend>) -> bool {
     !each.identity().owns_malloc
         && each.unprofilable_reason().is_some()
         && holds_only_own_memory(each)

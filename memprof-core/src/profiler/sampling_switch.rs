@@ -11,7 +11,7 @@ use crate::allocators::jemalloc::Jemalloc;
 use crate::error::Result;
 use crate::lock::lock;
 use crate::sampler;
-use crate::unwinder::{PeriodicTask, Unwinder, UnwinderSettings, set_activation_leased};
+use crate::unwinder::{PeriodicTask, Unwinder, UnwinderSettings, set_activation_time_limited};
 use memprof_messages::{UnwinderChoice, UnwinderStatus};
 
 /// The switch of sampling, and the parts that are installed while sampling is on.
@@ -159,7 +159,7 @@ impl SwitchGuard<'_> {
     }
 
     /// Starts to record allocation times, or stops if `width` is `None`; see [`AgeClock::set_width`].
-    pub(super) fn set_ages(&mut self, width: Option<AgeBucketWidth>) {
+    pub(super) fn set_age_width(&mut self, width: Option<AgeBucketWidth>) {
         self.switch.ages.set_width(width);
     }
 
@@ -180,7 +180,7 @@ impl SwitchGuard<'_> {
     /// Sets the lease (time limit) of the activation; `None` means no limit. With a limit, children forked from now on
     /// stop sampling. The previous lease is dropped, which cancels it.
     pub(super) fn set_lease(&mut self, lease: Option<Lease>) {
-        set_activation_leased(lease.is_some());
+        set_activation_time_limited(lease.is_some());
         if lease.is_some() {
             sampler::stop_sampling_in_children();
         }
@@ -236,7 +236,7 @@ impl SwitchGuard<'_> {
     /// The labels cannot be removed. The start of sampling stays recorded in that case.
     pub(super) fn uninstall_parts_and_mark_inactive(&mut self) -> Result<()> {
         self.uninstall_walkers();
-        self.set_ages(None);
+        self.set_age_width(None);
         self.set_labels(None)?;
         self.active.since = None;
         self.active.live_bytes_at_start = None;

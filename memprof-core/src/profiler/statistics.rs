@@ -44,7 +44,7 @@ impl Profiler {
         self.allocators.search_if_changed(&self.settings);
         let backends = match allocator {
             None => self.allocators.all_backends(),
-            named => self.allocators.backends_for(named)?,
+            named => self.allocators.select_backends(named)?,
         };
         let prints =
             |each: &&Arc<Backend>| options.is_none() || each.allocator.as_jemalloc().is_some();
@@ -189,7 +189,7 @@ impl Profiler {
     /// memory cannot be read. Otherwise the error of an allocator that refused.
     pub fn purge(&self, allocator: Option<AllocatorKind>) -> Result<PurgeResult> {
         let _running = self.dump_slot.acquire()?;
-        let backends = self.allocators.backends_for(allocator)?;
+        let backends = self.allocators.select_backends(allocator)?;
         let estimated_bytes = purgeable_bytes(&backends);
         let before = self.read_resident_memory()?.anonymous;
         for_each_backend(&backends, |each| {
@@ -219,14 +219,15 @@ impl Profiler {
         self.allocators.search_if_changed(&self.settings);
         let backends = self.allocators.all_backends();
         let jemallocs = jemallocs(&backends);
-        let has_support =
-            |jemalloc: &&Jemalloc| background_threads::require_background_threads(jemalloc).is_ok();
+        let has_support = |jemalloc: &&Jemalloc| {
+            background_threads::require_background_thread_support(jemalloc).is_ok()
+        };
         let with_threads: Vec<_> = jemallocs.iter().copied().filter(has_support).collect();
         if with_threads.is_empty() {
             let no_jemalloc = || no_jemalloc_error("has background threads");
             let first = jemallocs.first().ok_or_else(no_jemalloc)?;
             // Always fails here, with the reason.
-            background_threads::require_background_threads(first)?;
+            background_threads::require_background_thread_support(first)?;
         }
         if let Some(max) = max {
             // All are checked first, so that an invalid `max` changes none.

@@ -47,7 +47,7 @@ fn supported_messages(backend: &Backend) -> Vec<String> {
     let can_profile = backend.require_profiling().is_ok();
     let jemalloc = backend.allocator.as_jemalloc();
     let has_own_sampler = backend.sampler_status().is_some();
-    let has_profile = |kind| backend.require_profile(kind).is_ok();
+    let has_profile = |kind| backend.require_profile_kind(kind).is_ok();
     let has_threads = jemalloc.is_some_and(|jemalloc| jemalloc.has_background_threads);
     [
         ("activate", can_profile),

@@ -70,7 +70,7 @@ pub(crate) fn take_and_store_dump(
 ) -> Result<Dump> {
     let WrittenProfile { summary, tail } = write_profile_and_tail(backend, name, origin, scratch)?;
     let mut body = ChecksummedDump::new(scratch.draining_reader(summary.profile_len), tail);
-    let length = summary.profile_len + body.tail_len();
+    let length = summary.profile_len + body.bytes_after_profile();
     let kept = store.add_dump(name, origin.started, length, &mut body)?;
     let own_sampler = summary.own_sampler.as_ref();
     Ok(Dump {
@@ -140,7 +140,7 @@ fn write_profile_and_tail(
     let objects = loaded_objects::list_loaded_objects();
     let maps = read_maps_text(&objects)?;
     // Written after the mappings, so that code unloaded in between is in both lists.
-    let changed_code = join_comments(&unwinder::history_comment_lines(
+    let changed_code = join_comments(&unwinder::code_history_comment_lines(
         summary.own_sampler.is_some(),
     ));
     let languages = join_comments(&languages::language_comment_lines());

@@ -121,7 +121,7 @@ impl Backend {
             match self
                 .own_sampler
                 .as_ref()
-                .and_then(OwnSampler::unusable_error)
+                .and_then(OwnSampler::reason_unusable)
             {
                 Some(error) => reason.with_sampler_remedy(error),
                 None => reason,
@@ -159,13 +159,13 @@ impl Backend {
     /// # Errors
     /// `Unsupported`: the selected sampler lacks this kind, or the allocator has no profiler. `Unavailable`: the
     /// process was started without profiling, or memprof's samples may belong to another allocator or to freed memory.
-    pub(crate) fn require_profile(&self, kind: ProfileKind) -> Result<()> {
+    pub(crate) fn require_profile_kind(&self, kind: ProfileKind) -> Result<()> {
         match (kind, self.lock_selected_sampler()) {
             (ProfileKind::Heap, Some(_)) => Ok(()),
             (ProfileKind::Pinned, Some(own_sampler)) => own_sampler
                 .require_slab_occupancy(&self.allocator)
                 .map(drop),
-            (_, _) => self.allocator.require_profile(kind),
+            (_, _) => self.allocator.require_profile_kind(kind),
         }
     }
 

@@ -17,7 +17,7 @@ pub(super) fn keep_sampling_in_children() {
 
 /// Whether sampling is on, began with the program (in this process or in an ancestor that forked it), and continues in
 /// forked children.
-pub(super) fn samples_from_program_start() -> bool {
+pub(super) fn has_sampled_since_program_start() -> bool {
     memprof_sampler::interval() > 0 && SAMPLES_IN_CHILDREN.load(Ordering::Relaxed)
 }
 

@@ -9,7 +9,7 @@ use memprof_sampler::{MallocProvider, PatchStats, PatchedEntries, Role};
 
 use super::SamplerSelection;
 use super::entries_beside_malloc::EntriesBesideMalloc;
-use super::fork::samples_from_program_start;
+use super::fork::has_sampled_since_program_start;
 use super::interception_error::{
     convert_sampler_error, loader_lock_error, missing_patches_error, statically_linked_error,
 };
@@ -65,7 +65,7 @@ impl Interception {
             let message = format!("memprof cannot sample {allocator}: {}", error.message);
             Error { message, ..error }
         };
-        let slots = Self::find_slots().map_err(unsampleable_error)?;
+        let slots = Self::find_got_slots().map_err(unsampleable_error)?;
         let provider = slots.provider();
         let mut beside = EntriesBesideMalloc::find();
         let entries = match provider.is_program {
@@ -97,8 +97,8 @@ impl Interception {
         hooks: JemallocHookInstaller,
         allocator: &AllocatorIdentity,
     ) -> Result<Self> {
-        // `find_slots` also records the address range of memprof's own code.
-        let slots = Self::find_slots()?;
+        // `find_got_slots` also records the address range of memprof's own code.
+        let slots = Self::find_got_slots()?;
         let method = InterceptionMethod::Hooks(hooks);
         let beside = EntriesBesideMalloc::without_tables();
         Ok(Self::new(method, beside, slots.provider(), allocator))
@@ -130,7 +130,7 @@ impl Interception {
             loaded: (0, 0),
             // Sampling began with the program, or in the parent of a forked child.
             since: (memprof_sampler::interval() > 0).then(SystemTime::now),
-            allocated_at_start: samples_from_program_start().then_some(0),
+            allocated_at_start: has_sampled_since_program_start().then_some(0),
         }
     }
 
@@ -138,7 +138,7 @@ impl Interception {
     ///
     /// # Errors
     /// `Unsupported`: the reason why nothing can be sampled in this process.
-    pub(super) fn find_slots() -> Result<memprof_sampler::GotSlots> {
+    pub(super) fn find_got_slots() -> Result<memprof_sampler::GotSlots> {
         let unsupported = |message: &str| Error::new(ErrorKind::Unsupported, message);
         prepare_walks().map_err(|reason| unsupported(&reason))?;
         // A child that is forked meanwhile would inherit the loader's lock locked.
@@ -177,7 +177,7 @@ impl Interception {
         match &mut self.method {
             InterceptionMethod::Slots(_) => self.patch_slots(),
             InterceptionMethod::Entries(entries) => {
-                loaded_libraries::stop_patching();
+                loaded_libraries::stop_patching_new_libraries();
                 self.slots.patched = entries.enable().ok_or_else(missing_patches_error)?;
                 Ok(())
             }
@@ -216,7 +216,7 @@ impl Interception {
         };
         let no_fork = ForkGuard::acquire();
         let patched = slots.patch().ok_or_else(loader_lock_error)?;
-        loaded_libraries::start_patching(slots, &no_fork);
+        loaded_libraries::start_patching_new_libraries(slots, &no_fork);
         require_patched_slots(&patched)?;
         self.slots = SlotCounts {
             patched: patched.patched,

@@ -123,7 +123,7 @@ impl Interpreter {
 
     /// Returns the reason why the interpreter's frames are not read: the one found at the last activation, or that
     /// reading was given up. `None` if they are read.
-    fn off_reason(&self) -> Option<String> {
+    fn unread_frames_reason(&self) -> Option<String> {
         let given_up = || {
             memprof_languages::is_frame_reading_given_up()
                 .then(|| "its frames could not be read back, in 64 stacks of 64".to_owned())
@@ -158,10 +158,10 @@ pub(crate) fn language_status() -> Vec<LanguageStatus> {
             ended_early,
             names: if is_read { names } else { 0 },
             objects_off_because: match is_read {
-                true => python_objects::objects_off_reason(),
-                false => interpreter.off_reason(),
+                true => python_objects::unsampled_objects_reason(),
+                false => interpreter.unread_frames_reason(),
             },
-            off_because: interpreter.off_reason(),
+            off_because: interpreter.unread_frames_reason(),
         }
     };
     found.iter().enumerate().map(status).collect()

@@ -19,18 +19,18 @@ static SLOTS: Mutex<Option<GotSlots>> = Mutex::new(None);
 
 /// Makes `slots` be patched in libraries that are loaded from now on, unless slots are stored already. The slots of
 /// libraries already loaded must be patched before. `no_fork` is the guard that delays forks meanwhile.
-pub(super) fn start_patching(slots: &GotSlots, no_fork: &ForkGuard) {
+pub(super) fn start_patching_new_libraries(slots: &GotSlots, no_fork: &ForkGuard) {
     // A child created by clone(2) may have inherited a locked mutex, so this must not wait.
     if let Ok(mut shared) = SLOTS.try_lock() {
         shared.get_or_insert_with(|| slots.clone());
     }
     PATCHED_LOAD_COUNT.store(loaded_objects::load_count_under(no_fork), Relaxed);
-    memprof_sampler::set_before_loader_call(patch_newly_loaded_libraries);
+    memprof_sampler::set_function_before_loader_calls(patch_newly_loaded_libraries);
 }
 
 /// Stops patching libraries, because another method intercepts the calls. Does nothing while another thread holds the
 /// lock.
-pub(super) fn stop_patching() {
+pub(super) fn stop_patching_new_libraries() {
     // A child created by clone(2) may have inherited a locked mutex, so this must not wait.
     if let Ok(mut shared) = SLOTS.try_lock() {
         *shared = None;

@@ -91,7 +91,7 @@ impl ObjectTypes {
             no_types: HashSet::new(),
         };
         let mut objects_left = MAX_OBJECTS;
-        memprof_sampler::for_each_live(|sample| {
+        memprof_sampler::for_each_live_sample(|sample| {
             if !marked.contains(&sample.record) || objects_left == 0 {
                 return;
             }
@@ -212,7 +212,7 @@ impl TypeReader {
         let leaf = is_name.then(|| intern_object_type(name))??;
         Some(ObjectType {
             leaf: leaf as u64,
-            prefix: prefix_bytes(flags, self.mark.minor),
+            prefix: object_prefix_bytes(flags, self.mark.minor),
             basic_size,
         })
     }
@@ -220,7 +220,7 @@ impl TypeReader {
 
 /// Bytes in front of the objects of a type with these flags, in `CPython` 3.`minor`: 16 for the header of the garbage
 /// collector, and 16 for the two pointers that the flags request from 3.11 on.
-fn prefix_bytes(flags: u64, minor: u8) -> u64 {
+fn object_prefix_bytes(flags: u64, minor: u8) -> u64 {
     let pointers = match minor {
         ..=10 => 0,
         11 => MANAGED_DICT,

@@ -25,7 +25,7 @@ use crate::allocators::allocator::Allocator;
 use crate::allocators::interval::SampleInterval;
 use crate::allocators::loaded_objects::ForkGuard;
 use crate::allocators::symbols::malloc_address;
-use crate::allocators::tcmalloc::sample_first_thread;
+use crate::allocators::tcmalloc::make_tcmalloc_sample_this_thread;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 
@@ -57,10 +57,10 @@ pub fn sample_from_start(interval: Option<SampleInterval>, scope: StartScope) ->
     let bytes = interval.map_or(DEFAULT_INTERVAL, SampleInterval::bytes);
     match scope {
         StartScope::Tally => memprof_sampler::enable_tally(),
-        StartScope::Program => sample_first_thread(bytes),
+        StartScope::Program => make_tcmalloc_sample_this_thread(bytes),
         StartScope::Process => {}
     }
-    let mut slots = Interception::find_slots()?;
+    let mut slots = Interception::find_got_slots()?;
     if slots.provider().is_program {
         return Err(statically_linked_error());
     }
@@ -84,7 +84,7 @@ fn start_and_patch(slots: &mut GotSlots, interval: u64) -> Result<()> {
     memprof_sampler::start(interval).map_err(convert_sampler_error)?;
     let no_fork = ForkGuard::acquire();
     let patched = slots.patch().ok_or_else(loader_lock_error)?;
-    loaded_libraries::start_patching(slots, &no_fork);
+    loaded_libraries::start_patching_new_libraries(slots, &no_fork);
     require_patched_slots(&patched)
 }
 
@@ -148,7 +148,7 @@ impl OwnSampler {
     }
 
     /// Reason why memprof's sampler cannot be used in this process. `None` if it can.
-    pub(crate) fn unusable_error(&self) -> Option<&Error> {
+    pub(crate) fn reason_unusable(&self) -> Option<&Error> {
         self.sampler.as_ref().err()
     }
 

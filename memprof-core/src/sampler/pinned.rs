@@ -83,7 +83,7 @@ impl PinnedProfile<StackRecordId> {
                 outcome = unsafe { query.add_sample(sample) };
             }
         };
-        memprof_sampler::for_each_live(add);
+        memprof_sampler::for_each_live_sample(add);
         outcome?;
         // SAFETY: the caller guarantees that `jemalloc` allocated the block of each sample.
         unsafe { query.query_batch() }?;
@@ -196,7 +196,7 @@ impl SizeClassShare {
 
     /// Returns the next share of `free` bytes, proportional to the weight. Rounding errors are carried over, so that
     /// the shares add up to `free`.
-    fn next_share(&mut self, weight: &SampleWeight, free: u64) -> u64 {
+    fn take_next_share(&mut self, weight: &SampleWeight, free: u64) -> u64 {
         self.distributed_weight += weight.bytes;
         let end = (self.distributed_weight / self.total.bytes * free as f64).round() as u64;
         let share = end.saturating_sub(self.distributed_bytes);
@@ -227,7 +227,7 @@ fn distribute_free_bytes<K: Copy + Eq + Hash>(
         if class.is_attributable() {
             let share = shares.entry(*holder).or_default();
             share.samples += weight.samples;
-            share.bytes += class.next_share(weight, free);
+            share.bytes += class.take_next_share(weight, free);
         }
     }
     shares.retain(|_, share| share.bytes > 0);

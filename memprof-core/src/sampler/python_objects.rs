@@ -225,7 +225,7 @@ impl State {
 
 /// Returns the reason why Python's objects of up to 512 bytes are not sampled. `None` if no reason is known. Python's
 /// larger objects come from malloc, and may be sampled all the same.
-pub(super) fn objects_off_reason() -> Option<String> {
+pub(super) fn unsampled_objects_reason() -> Option<String> {
     lock(&STATE).off_because.clone()
 }
 

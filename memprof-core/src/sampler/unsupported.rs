@@ -65,7 +65,7 @@ impl OwnSampler {
         false
     }
 
-    pub(crate) fn unusable_error(&self) -> Option<&Error> {
+    pub(crate) fn reason_unusable(&self) -> Option<&Error> {
         match *self {}
     }
 

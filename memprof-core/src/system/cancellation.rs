@@ -3,6 +3,8 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::lock::lock;
+
 /// Half of a cancellation: dropping it cancels the thread with the matching [`CancelToken`], without waiting for its
 /// end.
 #[derive(Debug)]
@@ -19,7 +21,7 @@ struct CancelState {
 }
 
 /// Creates both halves of a cancellation: dropping the first one wakes the thread that sleeps with the second.
-pub(crate) fn cancel_pair() -> (CancelOnDrop, CancelToken) {
+pub(crate) fn create_cancel_pair() -> (CancelOnDrop, CancelToken) {
     let shared: Arc<CancelState> = Arc::default();
     (CancelOnDrop(Arc::clone(&shared)), CancelToken(shared))
 }
@@ -27,11 +29,7 @@ pub(crate) fn cancel_pair() -> (CancelOnDrop, CancelToken) {
 impl CancelToken {
     /// Sleeps for `duration` and returns true. Returns false at once when the thread is cancelled.
     pub(crate) fn sleep_unless_cancelled(&self, duration: Duration) -> bool {
-        let is_cancelled = self
-            .0
-            .is_cancelled
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let is_cancelled = lock(&self.0.is_cancelled);
         let waited = self
             .0
             .changed
@@ -39,15 +37,16 @@ impl CancelToken {
         let (is_cancelled, _) = waited.unwrap_or_else(PoisonError::into_inner);
         !*is_cancelled
     }
+
+    /// Whether the thread is cancelled.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        *lock(&self.0.is_cancelled)
+    }
 }
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
-        *self
-            .0
-            .is_cancelled
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.0.is_cancelled) = true;
         self.0.changed.notify_all();
     }
 }

@@ -12,10 +12,10 @@ use std::iter;
 use std::process;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use libc::c_long;
 use memprof_own::for_each_status_line;
-use rustix::event::Timespec;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -57,16 +57,7 @@ const CALLS: &[(&str, c_long, [c_long; 5])] = &[
 
 /// Maximum times to wait for a child, one after the other. The first is longer than the fork of the largest program
 /// takes; both processes may have been frozen for all of it, so a short one follows.
-const PROBE_TIMEOUTS: [Timespec; 2] = [
-    Timespec {
-        tv_sec: 10,
-        tv_nsec: 0,
-    },
-    Timespec {
-        tv_sec: 1,
-        tv_nsec: 0,
-    },
-];
+const PROBE_TIMEOUTS: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(1)];
 
 /// Index of the call after which the child disables core dumps and the SIGSYS handler.
 const SILENCE_AFTER: usize = 1;
@@ -174,7 +165,7 @@ fn count_filters([mode, filters]: [Option<u64>; 2]) -> Option<u64> {
 }
 
 /// Number above all descriptors of the calling thread: the slots in its table of descriptors. 0 if it cannot be read.
-fn descriptor_end() -> c_long {
+fn descriptor_table_size() -> c_long {
     let slots = read_status_fields(["FDSize"]).and_then(|[slots]| slots);
     slots.unwrap_or(0) as c_long
 }
@@ -184,9 +175,9 @@ fn descriptor_end() -> c_long {
 ///
 /// # Errors
 /// The child could not be created, did nothing, or did not end in that time.
-fn probe_in_child(timeouts: &[Timespec]) -> io::Result<Option<&'static str>> {
+fn probe_in_child(timeouts: &[Duration]) -> io::Result<Option<&'static str>> {
     let shared = ProbePage::map()?;
-    let descriptors = descriptor_end();
+    let descriptors = descriptor_table_size();
     let child = ForkedChild::fork(|| {
         close_descriptors(descriptors);
         make_probe_calls(shared.progress());
@@ -202,7 +193,7 @@ fn probe_in_child(timeouts: &[Timespec]) -> io::Result<Option<&'static str>> {
     // table.
     let may_wait = started > 1;
     if is_held {
-        has_ended = kill_by_child(&child, descriptors, timeouts, may_wait);
+        has_ended = kill_through_another_child(&child, descriptors, timeouts, may_wait);
     }
     if has_ended && may_wait {
         child.reap();
@@ -217,10 +208,10 @@ fn probe_in_child(timeouts: &[Timespec]) -> io::Result<Option<&'static str>> {
 /// Kills the process `held`, which would keep a copy of the program's memory. Another child does so, because the filter
 /// may end the caller of kill(2), or hold it. This child closes all descriptors below `descriptors`. It is reaped only
 /// if the filter allows wait4(2), as `may_wait` says. Returns whether the held process has ended.
-fn kill_by_child(
+fn kill_through_another_child(
     held: &ForkedChild,
     descriptors: c_long,
-    timeouts: &[Timespec],
+    timeouts: &[Duration],
     may_wait: bool,
 ) -> bool {
     let kill = || {
@@ -305,7 +296,7 @@ mod tests {
     use std::io::Read;
 
     use libc::c_int;
-    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     use super::*;
 
@@ -389,10 +380,7 @@ mod tests {
     fn held_probe_keeps_nothing_of_the_program() {
         let check = |number, name| {
             let (read_end, write_end) = std::os::unix::net::UnixStream::pair().unwrap();
-            let timeouts = [Timespec {
-                tv_sec: 2,
-                tv_nsec: 0,
-            }];
+            let timeouts = [Duration::from_secs(2)];
             let listener_flag = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
             let notify = libc::SECCOMP_RET_USER_NOTIF;
             let (probed, children, is_closed) =
@@ -401,7 +389,8 @@ mod tests {
                     let children = std::fs::read_to_string("/proc/thread-self/children");
                     drop(write_end);
                     let mut polled = [PollFd::new(&read_end, PollFlags::IN)];
-                    let closed = poll(&mut polled, Some(&timeouts[0])).unwrap();
+                    let limit = Timespec::try_from(timeouts[0]).unwrap();
+                    let closed = poll(&mut polled, Some(&limit)).unwrap();
                     // SAFETY: the descriptor is the filter's, and nothing else owns it.
                     unsafe { libc::close(listener as c_int) };
                     (probed.unwrap(), children.unwrap(), closed == 1)

@@ -18,10 +18,10 @@ use libc::{PF_X, PT_LOAD};
 
 use super::installed_walker::set_code_generation;
 use crate::allocators::loaded_objects::{
-    ForkGuard, ListedObject, memory_range, visit_objects, with_list_locked,
+    ForkGuard, ListedObject, memory_range, visit_objects, with_loader_list_locked,
 };
 
-pub(crate) use self::comments::{ChangedCode, history_comment_lines};
+pub(crate) use self::comments::{ChangedCode, code_history_comment_lines};
 
 /// Maximum number of recorded segments.
 const MAX_SEGMENTS: usize = 1024;
@@ -123,7 +123,7 @@ impl CodeHistory {
     /// generation begins, whose number further samples carry. The loader's list stays locked meanwhile: otherwise,
     /// another object could be loaded at the addresses of an unloaded one before the new generation begins.
     fn update_if_changed(&mut self, no_fork: &ForkGuard) {
-        with_list_locked(no_fork, &mut |counts| {
+        with_loader_list_locked(no_fork, &mut |counts| {
             if self.counts == counts {
                 return;
             }

@@ -52,7 +52,7 @@ impl SavedWalker {
 }
 
 /// Sets whether the activation has a time limit. If it has one, the fork handler stops sampling in a forked child.
-pub(crate) fn set_activation_leased(is_leased: bool) {
+pub(crate) fn set_activation_time_limited(is_leased: bool) {
     IS_LEASED.store(is_leased, Ordering::Release);
 }
 

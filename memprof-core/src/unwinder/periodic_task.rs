@@ -8,7 +8,7 @@ use crate::allocators::loaded_objects::{self, ForkGuard};
 use memprof_messages::Operation;
 
 use crate::error::{Error, Result};
-use crate::system::cancellation::{CancelOnDrop, cancel_pair};
+use crate::system::cancellation::{CancelOnDrop, create_cancel_pair};
 
 /// Period for memprof's walker: the maximum time for which rules of unloaded code are used.
 const WALKER_PERIOD: Duration = Duration::from_secs(1);
@@ -57,10 +57,10 @@ impl PeriodicTask {
             true => SAMPLER_PERIOD,
             false => WALKER_PERIOD,
         };
-        let (cancel, token) = cancel_pair();
+        let (cancel, token) = create_cancel_pair();
         memprof_own::spawn(c"memprof-unwind", move |privileges| {
             while token.sleep_unless_cancelled(period) {
-                privileges.match_main_thread();
+                privileges.limit_to_main_thread();
                 if !work() {
                     break;
                 }

@@ -114,4 +114,4 @@ pub(crate) fn label_set_counts() -> LabelSetCounts {
 pub(crate) fn for_each_label_set(_: impl FnMut(u32, iter::Empty<(u8, &[u8])>)) {}
 
 /// Does nothing: a forked child inherits no walker.
-pub(crate) fn set_activation_leased(_: bool) {}
+pub(crate) fn set_activation_time_limited(_: bool) {}

@@ -7,6 +7,9 @@
 use memprof_messages::GdumpStatus;
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::error::Result;
+use crate::system::clock::{end_of_time_limit, format_rfc3339};
+
 /// Minimum distance between a new mark and the last one, in bytes.
 const MIN_STEP: u64 = 1 << 20;
 /// Minimum distance between a new mark and the last one, as a divisor of the last one.
@@ -32,14 +35,19 @@ pub(crate) struct HighWaterWatch {
 
 impl HighWaterWatch {
     /// Starts a watch at `now`; `clock` is the system clock's time at that moment.
-    pub(crate) fn new(limits: GdumpLimits, now: Instant, clock: SystemTime) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it would end after the year 9999.
+    pub(crate) fn new(limits: GdumpLimits, now: Instant, clock: SystemTime) -> Result<Self> {
+        let end_time = end_of_time_limit(clock, limits.duration)?;
+        Ok(Self {
             limits,
             dump_count: 0,
+            // The monotonic clock reaches further.
             deadline: now + limits.duration,
-            end_time: clock + limits.duration,
+            end_time,
             high_water: None,
-        }
+        })
     }
 
     /// Whether the time limit has passed, or the maximum number of dumps is reached.
@@ -65,7 +73,7 @@ impl HighWaterWatch {
         GdumpStatus {
             taken: self.dump_count,
             files: self.limits.files,
-            until: humantime::format_rfc3339_seconds(self.end_time).to_string(),
+            until: format_rfc3339(self.end_time),
             high_water_bytes: self.high_water,
         }
     }
@@ -74,6 +82,7 @@ impl HighWaterWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     const MIB: u64 = 1 << 20;
 
@@ -82,7 +91,18 @@ mod tests {
             files,
             duration: Duration::from_secs(60),
         };
-        HighWaterWatch::new(limits, start, SystemTime::UNIX_EPOCH)
+        HighWaterWatch::new(limits, start, SystemTime::UNIX_EPOCH).unwrap()
+    }
+
+    #[test]
+    fn duration_beyond_the_clock_is_refused() {
+        let limits = GdumpLimits {
+            files: 3,
+            duration: Duration::MAX,
+        };
+        let refused = HighWaterWatch::new(limits, Instant::now(), SystemTime::UNIX_EPOCH);
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::InvalidArgument, "{refused}");
     }
 
     #[test]

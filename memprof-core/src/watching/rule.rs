@@ -62,18 +62,21 @@ impl RuleState {
             Condition::RssGrowth(step) => self.rss_if_grown(reading.rss, step),
             Condition::AtExit => None,
         };
-        fired_at.filter(|_| self.next_time().is_some_and(|next| now >= next))
+        fired_at.filter(|_| self.next_due_time().is_some_and(|next| now >= next))
     }
 
-    /// Earliest time at which the rule may fire. `None` if it fires only at the exit.
-    pub(crate) fn next_time(&self) -> Option<Instant> {
-        let after_interval = |last: Instant| last + self.rule.min_interval;
-        match self.rule.condition {
-            Condition::Every(period) => {
-                Some(self.last_fired.unwrap_or(self.start) + period.max(self.rule.min_interval))
+    /// Earliest time at which the rule may fire. `None` if it fires only at the exit, or if its interval is so long that
+    /// the clock never gets there.
+    pub(crate) fn next_due_time(&self) -> Option<Instant> {
+        let min_interval = self.rule.min_interval;
+        match (self.rule.condition, self.last_fired) {
+            (Condition::Every(period), last) => {
+                let last = last.unwrap_or(self.start);
+                last.checked_add(period.max(min_interval))
             }
-            Condition::AtExit => None,
-            _ => Some(self.last_fired.map_or(self.start, after_interval)),
+            (Condition::AtExit, _) => None,
+            (_, Some(last)) => last.checked_add(min_interval),
+            (_, None) => Some(self.start),
         }
     }
 
@@ -240,6 +243,18 @@ mod tests {
             (20, 800, ""),
         ];
         check(Condition::RssAbove(Threshold::Bytes(800)), 10, &steps);
+    }
+
+    #[test]
+    fn interval_beyond_the_clock_never_ends() {
+        check(
+            Condition::Every(Duration::MAX),
+            0,
+            &[(0, 5, ""), (9999, 5, "")],
+        );
+        let steps = [(0, 800, "fires"), (1, 100, ""), (9999, 800, "")];
+        let above = Condition::RssAbove(Threshold::Bytes(800));
+        check(above, u64::MAX, &steps);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::dumps::trigger::Trigger;
 use crate::error::{Error, Result};
+use crate::system::clock::{format_rfc3339, latest_formattable_time};
 use crate::watching::high_water_watch::{GdumpLimits, HighWaterWatch};
 use crate::watching::memory_reading::MemoryReading;
 use crate::watching::rule::{RuleState, WatchRule};
@@ -91,7 +92,7 @@ impl Watcher {
         let watcher = Arc::clone(self);
         memprof_own::spawn(c"memprof-watch", move |privileges| {
             let enter = || {
-                privileges.match_main_thread();
+                privileges.limit_to_main_thread();
                 enter();
             };
             watcher.run_poll_loop(enter, &act);
@@ -109,13 +110,14 @@ impl Watcher {
 
     /// Starts a `gdump`, the watch for high-water marks, with these limits. Replaces a running one. The caller must
     /// also call [`start`](Self::start), in case the thread is not running.
-    pub(crate) fn start_gdump(&self, limits: GdumpLimits) {
-        self.lock().gdump = Some(HighWaterWatch::new(
-            limits,
-            Instant::now(),
-            SystemTime::now(),
-        ));
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it would end after the year 9999.
+    pub(crate) fn start_gdump(&self, limits: GdumpLimits) -> Result<()> {
+        let gdump = HighWaterWatch::new(limits, Instant::now(), SystemTime::now())?;
+        self.lock().gdump = Some(gdump);
         self.changed.notify_all();
+        Ok(())
     }
 
     /// Ends the `gdump`, the watch for high-water marks, and returns its last status. `None` if none was running.
@@ -140,21 +142,21 @@ impl Watcher {
     pub(crate) fn rules_status(&self) -> Vec<WatchStatus> {
         let (now, clock) = (Instant::now(), SystemTime::now());
         let time_text = |instant: Instant| {
-            let time = match instant.checked_duration_since(now) {
-                Some(ahead) => clock.checked_add(ahead),
-                None => clock.checked_sub(now.duration_since(instant)),
-            };
-            // The system clock may be set to any value.
-            let time = time
-                .unwrap_or(SystemTime::UNIX_EPOCH)
-                .max(SystemTime::UNIX_EPOCH);
-            humantime::format_rfc3339_seconds(time).to_string()
+            // The system clock may be set to any value, and an interval may have any length.
+            format_rfc3339(match instant.checked_duration_since(now) {
+                Some(ahead) => clock
+                    .checked_add(ahead)
+                    .unwrap_or_else(latest_formattable_time),
+                None => clock
+                    .checked_sub(now.duration_since(instant))
+                    .unwrap_or(SystemTime::UNIX_EPOCH),
+            })
         };
         let status = |watched: &RuleState| WatchStatus {
             rule: watched.rule.condition.to_string(),
             fired: watched.fired,
             last_fired: watched.last_fired.map(time_text),
-            next: watched.next_time().map(|next| time_text(next.max(now))),
+            next: watched.next_due_time().map(|next| time_text(next.max(now))),
         };
         self.lock().rules.iter().map(status).collect()
     }
@@ -243,7 +245,7 @@ impl WatchState {
         }
         let reads_memory = |watched: &RuleState| watched.rule.condition.depends_on_memory();
         let polls = self.gdump.is_some() || self.rules.iter().any(reads_memory);
-        let due = self.rules.iter().filter_map(RuleState::next_time).min();
+        let due = self.rules.iter().filter_map(RuleState::next_due_time).min();
         let due = due.map(|due| due.saturating_duration_since(now));
         match due {
             Some(due) if !polls => Some(due),
@@ -360,7 +362,8 @@ mod tests {
             files: 1,
             duration: seconds(1),
         };
-        with_gdump.gdump = Some(HighWaterWatch::new(limits, start, SystemTime::UNIX_EPOCH));
+        let gdump = HighWaterWatch::new(limits, start, SystemTime::UNIX_EPOCH);
+        with_gdump.gdump = Some(gdump.unwrap());
         assert_eq!(with_gdump.time_until_reading(start), Some(POLL_INTERVAL));
         // Its time is over, and the polling with it.
         assert!(with_gdump.take_finished_gdump(start).is_none());

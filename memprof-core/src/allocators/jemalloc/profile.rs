@@ -36,11 +36,11 @@ impl Jemalloc {
     }
 }
 
-/// Tries to write to `scratch` as jemalloc did, and returns an `Io` error with the kernel's errno if that fails. `None`
-/// if the write succeeds, so that the kernel is not the cause.
+/// Tries to write to `scratch` as jemalloc did, and returns an `Io` error with the cause if that fails. `None` if the
+/// write succeeds, so that the file is not the cause.
 fn find_write_error(scratch: &Scratch) -> Option<Error> {
-    let errno = scratch.probe_write_errno()?;
-    Some(Error::new(ErrorKind::Io, "jemalloc failed to write the dump").with_errno(errno))
+    let cause = scratch.probe_write_error()?;
+    Some(Error::new(ErrorKind::Io, "jemalloc failed to write the dump").with_cause(&cause))
 }
 
 /// Reads the profile back, checks that it is complete, and summarizes it.

@@ -135,7 +135,7 @@ impl ProfileFunctions {
         if instance.is_null() {
             return Err(Error::allocator(format!("{allocator} has no instance")));
         }
-        // `Pinned` does not occur, because `Allocator::require_profile` refuses it.
+        // `Pinned` does not occur, because `Allocator::require_profile_kind` refuses it.
         let fill = match kind {
             ProfileKind::Heap | ProfileKind::Pinned => self.heap_sample,
             ProfileKind::Growth => self.growth_stacks,

@@ -20,14 +20,14 @@ pub(super) const FLAG: &CStr = c"_ZN61FLAG__namespace_do_not_use_directly_use_DE
 /// Bytes that a thread allocates before its first sample if it started while the interval was 0
 /// (`PickNextSamplingPoint` in sampler.cc of gperftools).
 const UNSAMPLED_START: usize = 16 << 20;
-/// Size of the blocks that [`sample_first_thread`] allocates: the minimum by which tcmalloc's heap grows.
+/// Size of the blocks that [`make_tcmalloc_sample_this_thread`] allocates: the minimum by which tcmalloc's heap grows.
 const STEP: usize = 1 << 20;
 
 /// Makes tcmalloc sample the calling thread from now on, once per `interval` bytes unless another interval is set. For
 /// the program's first thread, while the libraries are loaded: it started before tcmalloc read its environment, so it
 /// would stay unsampled for [`UNSAMPLED_START`] bytes. This function allocates and frees that much. Does nothing
 /// without tcmalloc, or if tcmalloc does not export its flag.
-pub(crate) fn sample_first_thread(interval: u64) {
+pub(crate) fn make_tcmalloc_sample_this_thread(interval: u64) {
     // SAFETY: dlsym(3) gets a NUL-terminated name.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, FLAG.as_ptr()) } as usize;
     if address == 0 || !address.is_multiple_of(align_of::<AtomicI64>()) {

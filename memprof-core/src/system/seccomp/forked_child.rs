@@ -7,6 +7,7 @@
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr;
+use std::time::{Duration, Instant};
 
 use libc::{c_int, c_long, pid_t};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -78,13 +79,21 @@ impl ForkedChild {
 
     /// Waits until the child has exited, but not longer than all `timeouts`, one after the other. Returns whether it
     /// has.
-    pub(super) fn wait_for_exit(&self, timeouts: &[Timespec]) -> io::Result<bool> {
+    pub(super) fn wait_for_exit(&self, timeouts: &[Duration]) -> io::Result<bool> {
         let mut polled = [PollFd::new(&self.exit, PollFlags::IN)];
         for timeout in timeouts {
+            let start = Instant::now();
             loop {
-                match poll(&mut polled, Some(timeout)) {
+                let remaining = timeout.saturating_sub(start.elapsed());
+                let remaining = Timespec {
+                    tv_sec: remaining.as_secs().cast_signed(),
+                    tv_nsec: remaining.subsec_nanos().into(),
+                };
+                match poll(&mut polled, Some(&remaining)) {
                     Ok(0) => break,
                     Ok(_) => return Ok(true),
+                    // The program may get signals all the time.
+                    Err(Errno::INTR) if start.elapsed() >= *timeout => break,
                     Err(Errno::INTR) => {}
                     Err(errno) => return Err(errno.into()),
                 }
@@ -119,5 +128,59 @@ fn exit_child() -> ! {
     loop {
         // SAFETY: ppoll(2) of no descriptor reads nothing; without a timeout it waits for ever.
         unsafe { libc::syscall(libc::SYS_ppoll, 0, 0, 0, 0, 0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    /// Handler of the signal, which does nothing.
+    extern "C" fn ignore(_: c_int) {}
+
+    #[test]
+    fn signals_do_not_lengthen_the_wait() {
+        const TIMEOUT: Duration = Duration::from_millis(50);
+        /// Longest time for which signals arrive: with a wait that each of them starts anew, the test fails then.
+        const SIGNAL_TIME: Duration = Duration::from_secs(5);
+        // SAFETY: sigaction(2): all zeros are an empty mask and no flags; nothing else in the tests uses the signal.
+        let mut action: libc::sigaction = unsafe { mem::zeroed() };
+        action.sa_sigaction = ignore as *const () as usize;
+        // SAFETY: sigaction(2) reads `action`, whose handler makes no call.
+        let installed =
+            unsafe { libc::sigaction(libc::SIGURG, &raw const action, ptr::null_mut()) };
+        assert_eq!(installed, 0);
+        let child = ForkedChild::fork(|| {
+            // SAFETY: ppoll(2) of no descriptor reads nothing; without a timeout it waits for ever.
+            unsafe { libc::syscall(libc::SYS_ppoll, 0, 0, 0, 0, 0) };
+        })
+        .unwrap();
+        // SAFETY: pthread_self(3) has no preconditions.
+        let waiting = unsafe { libc::pthread_self() };
+        let is_over = AtomicBool::new(false);
+        let start = Instant::now();
+        let (waited, elapsed) = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) && start.elapsed() < SIGNAL_TIME {
+                    // SAFETY: the thread waits for this one to end.
+                    unsafe { libc::pthread_kill(waiting, libc::SIGURG) };
+                    thread::yield_now();
+                }
+            });
+            let waited = child.wait_for_exit(&[TIMEOUT]);
+            is_over.store(true, Ordering::Relaxed);
+            (waited, start.elapsed())
+        });
+        // SAFETY: kill(2) takes numbers; the child is not reaped yet.
+        unsafe { libc::kill(child.pid(), libc::SIGKILL) };
+        let has_ended = child.wait_for_exit(&[Duration::from_secs(60)]);
+        child.reap();
+        assert!(matches!(waited, Ok(false)), "{waited:?}");
+        assert!(elapsed < SIGNAL_TIME, "{elapsed:?}");
+        assert!(matches!(has_ended, Ok(true)), "{has_ended:?}");
     }
 }

@@ -79,7 +79,7 @@ impl ChangedCode {
 /// Updates the history of the loaded code, and returns the comment lines about code that was unloaded, or loaded after
 /// the first generation: after some object was unloaded. Empty if there is no such code, or if another thread keeps the
 /// history locked. `is_marked` means that every stack has its generation, as memprof's sampler ensures.
-pub(crate) fn history_comment_lines(is_marked: bool) -> Vec<String> {
+pub(crate) fn code_history_comment_lines(is_marked: bool) -> Vec<String> {
     let no_fork = ForkGuard::acquire();
     let Some(mut history) = lock_history() else {
         return Vec::new();
