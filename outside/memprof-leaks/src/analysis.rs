@@ -196,13 +196,13 @@ impl AnalysisReport {
     pub(crate) fn note_unproven_parts(&mut self, analyzed: &AnalyzedSnapshot<'_>) {
         for part in &analyzed.unproven {
             let why = "memory of unknown form, in which no leak is reported";
-            self.note_unsearched(Unsearched::for_objects(None, part.clone(), why));
+            self.note_unsearched_part(Unsearched::for_objects(None, part.clone(), why));
         }
     }
 
     /// Records a part that was not searched. Each part is listed once: a later record of the same part, which has the
     /// amount in a later snapshot, replaces the earlier one.
-    pub(crate) fn note_unsearched(&mut self, part: Unsearched) {
+    pub(crate) fn note_unsearched_part(&mut self, part: Unsearched) {
         let mut known = self.unsearched.iter_mut();
         match known.find(|known| known.is_same_part(&part)) {
             Some(known) => *known = part,
@@ -211,7 +211,7 @@ impl AnalysisReport {
     }
 
     /// Whether the report lists an unsearched part with this role.
-    pub fn has_unsearched(&self, role: UnsearchedRole) -> bool {
+    pub fn has_unsearched_part(&self, role: UnsearchedRole) -> bool {
         self.unsearched.iter().any(|part| part.role == role)
     }
 
@@ -274,7 +274,7 @@ impl AnalysisReport {
             .into_iter()
             .chain(roots.unsearched.drain(..))
         {
-            self.note_unsearched(part);
+            self.note_unsearched_part(part);
         }
         Ok(AnalyzedSnapshot {
             snapshot,

@@ -245,7 +245,7 @@ pub(crate) fn follow_disguised_pointers(
         check_headroom(&object.range)?;
         reader.add_object(object.range, &mut visit);
     }
-    reader.flush(&mut visit);
+    reader.read_pending_objects(&mut visit);
     let nodes = mark_xor_lists(objects, &mut |address| memory.read_word(address));
     nodes
         .into_iter()
@@ -264,10 +264,10 @@ pub(crate) fn follow_disguised_pointers(
         // The ranges are in no order, so each is read alone.
         for range in &ranges {
             reader.add_object(range.clone(), &mut visit);
-            reader.flush(&mut visit);
+            reader.read_pending_objects(&mut visit);
         }
         if found.is_empty() {
-            found.extend(objects.marked_unscanned().take(MAX_QUEUED));
+            found.extend(objects.marked_unscanned_starts().take(MAX_QUEUED));
         }
         if found.is_empty() && ranges.is_empty() {
             break;
@@ -325,7 +325,7 @@ impl<'a> RangeReader<'a> {
                 && object.end - self.pending[0].start <= BLOCK_SIZE as u64
         });
         if !is_near {
-            self.flush(visit);
+            self.read_pending_objects(visit);
         }
         if object.end - object.start <= BLOCK_SIZE as u64 {
             self.pending.push(object);
@@ -345,7 +345,7 @@ impl<'a> RangeReader<'a> {
 
     /// Reads the pending objects, calls `visit` with the address and bytes of each, and removes them from the pending
     /// ones. Omits the rest of an object from its first unreadable byte on.
-    fn flush(&mut self, visit: &mut impl FnMut(u64, &[u8])) {
+    fn read_pending_objects(&mut self, visit: &mut impl FnMut(u64, &[u8])) {
         let (Some(first), Some(last)) = (self.pending.first(), self.pending.last()) else {
             return;
         };

@@ -227,8 +227,8 @@ fn find_holders_in_snapshot(
             &group_of,
         ))
     });
-    let samples =
-        sampled.map(|sampled| sampled.restrict_to_held(analyzed, &tree, &object_index, &group_of));
+    let samples = sampled
+        .map(|sampled| sampled.restrict_to_reachable(analyzed, &tree, &object_index, &group_of));
     Ok(FoundHolders {
         method,
         groups,

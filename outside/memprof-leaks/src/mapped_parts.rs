@@ -17,7 +17,7 @@ use rangemap::RangeMap;
 
 use crate::error::Error;
 use crate::residency::{HeapResidency, ResidentRuns};
-use crate::resident_pages::resident_anonymous;
+use crate::resident_pages::find_resident_anonymous_pages;
 use crate::snapshot::smaps::{self, MappingUsage};
 
 /// Part of the private memory of a process.
@@ -108,7 +108,7 @@ pub fn find_mapped_parts(
     let space = AddressSpace {
         pid,
         maps: read("maps")?,
-        usage: smaps::parse_smaps(&read("smaps")?),
+        usage: smaps::parse_smaps(&read("smaps")?).map_err(Error::with_action(path("smaps")))?,
         memory: Memory::open_by_child(pid).map_err(Error::with_action(path("mem")))?,
         pagemap: File::open(path("pagemap")).map_err(Error::with_action(path("pagemap")))?,
     };
@@ -241,7 +241,7 @@ impl MappedPartKind {
 impl AddressSpace {
     /// Pages of a range that count as resident anonymous memory; none if the pagemap cannot be read.
     fn resident_runs(&self, range: &Range<u64>) -> ResidentRuns {
-        ResidentRuns::new(resident_anonymous(&self.pagemap, range).into_iter())
+        ResidentRuns::new(find_resident_anonymous_pages(&self.pagemap, range).into_iter())
     }
 
     /// Word at an address; `None` if it cannot be read.

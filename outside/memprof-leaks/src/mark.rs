@@ -121,25 +121,25 @@ pub(crate) fn mark_reachable(
                 found.clear();
                 found.append(&mut alone.found);
             } else {
-                found = marker.run_parallel(&found, pieces, |starts, worker| {
+                found = marker.run_on_threads(&found, pieces, |starts, worker| {
                     marker.follow_pointers(table.as_ref(), starts, worker)
                 });
             }
         }
-        if let Some(postponing) = table.take_if(|table| table.postpones_unread()) {
+        if let Some(postponing) = table.take_if(|table| table.postpones_unread_objects()) {
             let is_last = sweeps == MAX_SWEEPS;
             table = marker.sweep_into_new_table(postponing, max_bytes, is_last);
             sweeps += 1;
             marker.shortage.require_none()?;
         }
         // Marked objects that did not fit into a full queue.
-        found.extend(objects.marked_unscanned().take(MAX_QUEUED));
+        found.extend(objects.marked_unscanned_starts().take(MAX_QUEUED));
         if found.is_empty() {
             break;
         }
     }
     // If the copy was killed, its memory cannot be read, and all objects seem unreachable.
-    marker.shortage.check_headroom(snapshot);
+    marker.shortage.record_shortage_if_any(snapshot);
     marker.shortage.require_none()?;
     Ok(MarkStats {
         bytes: marker.bytes.into_inner(),
@@ -150,7 +150,7 @@ pub(crate) fn mark_reachable(
 
 impl Marker<'_> {
     /// Marks the objects to which words point. Appends the starts of the newly marked ones to `found`, up to
-    /// [`MAX_QUEUED`]; [`Objects::marked_unscanned`] finds the others.
+    /// [`MAX_QUEUED`]; [`Objects::marked_unscanned_starts`] finds the others.
     fn mark_from_words(&self, words: &[u64], found: &mut Vec<u64>) {
         for word in words {
             if self.objects.may_contain(*word)
@@ -163,14 +163,14 @@ impl Marker<'_> {
     }
 
     /// Marks the objects to which ranges outside the heap point, and counts the bytes that cannot be read. Returns the
-    /// starts of the newly marked ones, at most [`MAX_QUEUED`] per thread; [`Objects::marked_unscanned`] finds the
-    /// others.
+    /// starts of the newly marked ones, at most [`MAX_QUEUED`] per thread; [`Objects::marked_unscanned_starts`] finds
+    /// the others.
     fn mark_from_ranges(&self, ranges: &[Range<u64>]) -> Vec<u64> {
         let blocks: Vec<Range<u64>> = ranges
             .iter()
             .flat_map(|range| split_into_blocks(range.clone()))
             .collect();
-        self.run_parallel(&blocks, 1, |blocks, worker| {
+        self.run_on_threads(&blocks, 1, |blocks, worker| {
             for block in blocks {
                 let unread = worker.mark_from_block(block.clone());
                 self.unread.fetch_add(unread, Ordering::Relaxed);
@@ -205,7 +205,7 @@ impl Marker<'_> {
 
     /// Calls `run` on several threads, each time with `pieces` elements of `work`; work for one thread runs in the
     /// calling one. Returns the starts of the objects that the workers have queued. Ends early if memory is short.
-    fn run_parallel<T: Sync>(
+    fn run_on_threads<T: Sync>(
         &self,
         work: &[T],
         pieces: usize,
@@ -218,7 +218,7 @@ impl Marker<'_> {
             let mut worker = MarkWorker::new(self);
             loop {
                 let part = next.fetch_add(1, Ordering::Relaxed);
-                if part >= parts || self.shortage.is_seen() {
+                if part >= parts || self.shortage.is_recorded() {
                     return worker.found;
                 }
                 let end = work.len().min((part + 1) * pieces);

@@ -60,7 +60,7 @@ impl Objects {
 
     /// Finds the used object that contains an address. A pointer to an object's end also counts, if the next object has
     /// a header. Returns the index of the object's span and its bit. `None` if the address is in no used object.
-    fn locate_used(&self, address: u64) -> Option<(usize, u64)> {
+    fn locate_used_object(&self, address: u64) -> Option<(usize, u64)> {
         let at = self.span_index(address)?;
         let span = &self.spans[at];
         let bit = (address - span.range.start) >> span.shift;
@@ -78,7 +78,7 @@ impl Objects {
     /// Finds the used object that contains an address. Returns the object's span and its bit there. `None` if the
     /// address is in no used object.
     fn used_object(&self, address: u64) -> Option<(&Span, u64)> {
-        let (at, bit) = self.locate_used(address)?;
+        let (at, bit) = self.locate_used_object(address)?;
         Some((&self.spans[at], bit))
     }
 
@@ -173,11 +173,11 @@ impl Objects {
     }
 
     /// Starts of objects that are marked but not scanned, by address.
-    pub(crate) fn marked_unscanned(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn marked_unscanned_starts(&self) -> impl Iterator<Item = u64> {
         self.spans.iter().flat_map(|span| {
             (0..span.words.len()).flat_map(move |index| {
-                let bits =
-                    span.mark_word(Mark::Reached, index) & !span.mark_word(Mark::Scanned, index);
+                let bits = span.word_of_mark(Mark::Reached, index)
+                    & !span.word_of_mark(Mark::Scanned, index);
                 indices_of_set_bits(bits)
                     .map(move |bit| span.address_of_bit(index as u64 * 64 + bit))
             })
@@ -219,7 +219,7 @@ impl Objects {
         (!own.has_mark(Mark::Scanned, bit)).then(|| ObjectPosition {
             span,
             bit,
-            index_in_word: own.used_before(bit),
+            index_in_word: own.used_count_before(bit),
         })
     }
 
@@ -252,7 +252,7 @@ impl Objects {
 
     /// Returns whether an object is marked as reachable, and whether it is marked as scanned.
     #[inline]
-    pub(crate) fn mark_state(&self, position: ObjectPosition) -> (bool, bool) {
+    pub(crate) fn marks_of_object(&self, position: ObjectPosition) -> (bool, bool) {
         let span = &self.spans[position.span];
         let has = |mark| span.has_mark(mark, position.bit);
         (has(Mark::Reached), has(Mark::Scanned))
@@ -262,7 +262,7 @@ impl Objects {
     pub(crate) fn unreachable_count(&self) -> u64 {
         let unmarked = self.spans.iter().flat_map(|span| {
             let words = span.words.iter().enumerate();
-            words.map(|(index, word)| word.used & !span.mark_word(Mark::Reached, index))
+            words.map(|(index, word)| word.used & !span.word_of_mark(Mark::Reached, index))
         });
         unmarked.map(|word| u64::from(word.count_ones())).sum()
     }
@@ -271,7 +271,7 @@ impl Objects {
     pub(crate) fn reachable(&self) -> impl Iterator<Item = Object> {
         self.spans.iter().flat_map(|span| {
             span.objects_in_bitmap(|index| {
-                span.words[index].used & span.mark_word(Mark::Reached, index)
+                span.words[index].used & span.word_of_mark(Mark::Reached, index)
             })
         })
     }
@@ -286,7 +286,7 @@ impl Objects {
     pub(crate) fn unreachable(&self) -> impl Iterator<Item = Object> {
         self.spans.iter().flat_map(|span| {
             span.objects_in_bitmap(|index| {
-                span.words[index].used & !span.mark_word(Mark::Reached, index)
+                span.words[index].used & !span.word_of_mark(Mark::Reached, index)
             })
         })
     }
@@ -296,7 +296,7 @@ impl Objects {
     pub(crate) fn retain_unreachable(mut self) -> Self {
         for span in &mut self.spans {
             for index in 0..span.words.len() {
-                span.words[index].used &= !span.mark_word(Mark::Reached, index);
+                span.words[index].used &= !span.word_of_mark(Mark::Reached, index);
             }
             span.clear_marks();
             span.clear_recorded_pointers();
@@ -447,9 +447,12 @@ mod tests {
         );
         assert_eq!(objects.mark_target(0x1031), Some(0x1030));
         assert_eq!(objects.mark_target(0x1031), None);
-        assert_eq!(objects.marked_unscanned().collect::<Vec<_>>(), [0x1030]);
+        assert_eq!(
+            objects.marked_unscanned_starts().collect::<Vec<_>>(),
+            [0x1030]
+        );
         assert_eq!(objects.mark_scanned(0x1030), Some(0x1030..0x1038));
-        assert_eq!(objects.marked_unscanned().count(), 0);
+        assert_eq!(objects.marked_unscanned_starts().count(), 0);
         let leaked: Vec<_> = objects.unreachable().map(|object| object.range).collect();
         assert_eq!(
             leaked,

@@ -69,7 +69,7 @@ fn prove_by_two_snapshots(
     let target = CopyTarget::inspect(pid)?;
     let mut report = AnalysisReport::new(&target.status, options);
     let first = report.with_snapshot(&target, options, progress, |report, analyzed| {
-        mark_all_held(&analyzed, report, progress)?;
+        mark_all_held_objects(&analyzed, report, progress)?;
         let first = UnreachableObjects::new(analyzed)?;
         report.budget.reserve(first.memory_size())?;
         Ok(first)
@@ -85,12 +85,12 @@ fn prove_by_two_snapshots(
         return Err(Refusal::from(end).into());
     }
     let leaked = report.with_snapshot(&target, options, progress, |report, analyzed| {
-        mark_all_held(&analyzed, report, progress)?;
+        mark_all_held_objects(&analyzed, report, progress)?;
         mark_signal_stacks(&target, &analyzed, report)?;
         follow_and_note_disguised_pointers(&analyzed, report)?;
         Ok(UnsymbolizedGroups::new(
             &analyzed,
-            first.still_unreachable(&analyzed),
+            first.objects_still_unreachable(&analyzed),
         ))
     })?;
     // The stacks are symbolized after the snapshot is released, because the kernel duplicates every page that
@@ -112,13 +112,13 @@ pub fn prove_leaks_at_exit(
 ) -> Result<Proof, Error> {
     let status = ProcStatus::read_thread(exiting.last_tid())?;
     let mut report = AnalysisReport::new(&status, options);
-    let snapshot = Snapshot::for_exiting(exiting)?;
+    let snapshot = Snapshot::for_exiting_program(exiting)?;
     progress(Phase::WalkHeap);
     let analyzed = report.analyze_snapshot(&snapshot)?;
     report.note_unproven_parts(&analyzed);
-    mark_all_held(&analyzed, &mut report, progress)?;
+    mark_all_held_objects(&analyzed, &mut report, progress)?;
     if status.caught != 0 && has_signal_stack_candidate(&analyzed.objects) {
-        report.note_unsearched(Unsearched::for_count(
+        report.note_unsearched_part(Unsearched::for_count(
             snapshot.threads.len() as u64,
             SIGNAL_STACK_THREADS,
             "their stacks cannot be read at the exit",
@@ -165,7 +165,10 @@ impl UnreachableObjects {
 
     /// Returns the objects that were unreachable in the earlier snapshot, and are unreachable, of the same size and
     /// unchanged in the later one, `analyzed`.
-    fn still_unreachable(&self, analyzed: &AnalyzedSnapshot<'_>) -> impl Iterator<Item = Object> {
+    fn objects_still_unreachable(
+        &self,
+        analyzed: &AnalyzedSnapshot<'_>,
+    ) -> impl Iterator<Item = Object> {
         let mut memory = CachedReader::new(&analyzed.view);
         let mut before = self.objects.unreachable().zip(&self.checksums).peekable();
         let leaked = analyzed.objects.unreachable();
@@ -213,7 +216,7 @@ fn mark_signal_stacks(
     let stacks = target.read_signal_stacks();
     if stacks.unread > 0 {
         let why = "they were at no point where they could be asked";
-        report.note_unsearched(Unsearched::for_count(
+        report.note_unsearched_part(Unsearched::for_count(
             stacks.unread,
             SIGNAL_STACK_THREADS,
             why,
@@ -257,7 +260,7 @@ fn follow_and_note_disguised_pointers(
 /// garbage that Python's collector will free. Records in `report` how many bytes were searched, and which pointers
 /// could not be read or recognized. Fails with `Headroom` or `CopyEnded` if memory runs short meanwhile, and with
 /// `Memory` if the search needs more than `--max-memory`.
-fn mark_all_held(
+fn mark_all_held_objects(
     analyzed: &AnalyzedSnapshot<'_>,
     report: &mut AnalysisReport,
     progress: OnPhase<'_>,
@@ -276,7 +279,7 @@ fn mark_all_held(
     report.reads = stats.reads as u64;
     if stats.unread > 0 {
         let why = "the kernel does not let another process read it";
-        report.note_unsearched(Unsearched::for_bytes(
+        report.note_unsearched_part(Unsearched::for_bytes(
             stats.unread as u64,
             "mapped memory",
             why,
@@ -287,7 +290,7 @@ fn mark_all_held(
         .mark_empty_arrays(&mut CachedReader::new(&analyzed.view));
     mark_python_garbage(analyzed)?;
     if let Some(unrecognized) = mark_fontconfig_objects(analyzed)? {
-        report.note_unsearched(unrecognized);
+        report.note_unsearched_part(unrecognized);
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 
 use crate::address_ranges::{merge_ranges, push_difference};
 use crate::error::Error;
-use crate::resident_pages::{PAGE_SIZE, resident_or_swapped};
+use crate::resident_pages::{PAGE_SIZE, find_resident_or_swapped_pages};
 
 /// A mapping, and its pages that may be read.
 #[derive(Clone, Debug)]
@@ -204,7 +204,7 @@ pub(crate) fn read_regions(
         ];
         let found = match kernel_mappings.contains(&mapping.path) {
             true => Vec::new(),
-            false => resident_or_swapped(&pages, &mapping.range, is_shared),
+            false => find_resident_or_swapped_pages(&pages, &mapping.range, is_shared),
         };
         Region {
             name: String::from_utf8_lossy(mapping.path).into_owned(),

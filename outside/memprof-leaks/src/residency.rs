@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::heap::{self, FoundHeap, PAGE_TRIM_GAP};
 use crate::objects::{Objects, Span};
 use crate::regions::Region;
-use crate::resident_pages::{PAGE_SIZE, resident_anonymous};
+use crate::resident_pages::{PAGE_SIZE, find_resident_anonymous_pages};
 use crate::snapshot::{CopyTarget, Snapshot};
 use crate::snapshot_memory::SnapshotMemory;
 use crate::stacks::SamplerTables;
@@ -113,7 +113,7 @@ fn measure_heaps(
         let included = regions.filter(|region| !region.is_shared && is_included(region));
         ResidentRuns::new(included.flat_map(|region| {
             let pagemap = if region.is_uncopied { &live } else { &copy };
-            resident_anonymous(pagemap, &region.range)
+            find_resident_anonymous_pages(pagemap, &region.range)
         }))
     };
     let is_huge = |region: &Region| region.name.starts_with(HUGE_PAGES_NAME);

@@ -59,7 +59,7 @@ nix::ioctl_readwrite!(pagemap_scan, b'f', 16, PagemapScan);
 
 /// Finds the pages of a mapping that are in memory or swapped out; in a private mapping, only those without a file.
 /// Returns runs of them by address; the whole mapping if the pagemap cannot be read.
-pub(crate) fn resident_or_swapped(
+pub(crate) fn find_resident_or_swapped_pages(
     pagemap: &File,
     range: &Range<u64>,
     is_shared: bool,
@@ -74,7 +74,7 @@ pub(crate) fn resident_or_swapped(
 
 /// Finds the private pages of a mapping that the kernel counts as resident anonymous memory. Returns runs of them by
 /// address; none if the pagemap cannot be read.
-pub(crate) fn resident_anonymous(pagemap: &File, range: &Range<u64>) -> Vec<Range<u64>> {
+pub(crate) fn find_resident_anonymous_pages(pagemap: &File, range: &Range<u64>) -> Vec<Range<u64>> {
     find_pages(pagemap, range, Pages::RESIDENT_ANONYMOUS).unwrap_or_default()
 }
 
@@ -234,7 +234,7 @@ mod tests {
             .map(|run| address(run.start)..address(run.end))
             .collect();
         assert!(
-            resident_or_swapped(&pagemap, &range, false) == expected,
+            find_resident_or_swapped_pages(&pagemap, &range, false) == expected,
             "{pages}"
         );
         if pages <= 1 << 20 {

@@ -56,14 +56,14 @@ impl SampledOrigin {
         Self {
             functions,
             sampled: samples.values().sum(),
-            is_probable: least_unsampled(first, probability) > unsampled as f64 / 2.0,
+            is_probable: least_unsampled_count(first, probability) > unsampled as f64 / 2.0,
         }
     }
 }
 
 /// Least number of objects without a sample that come with `sampled` ones, with 95 % confidence. Each was sampled with
 /// `probability`, so the number of samples is binomially distributed, which this approximates by a normal distribution.
-fn least_unsampled(sampled: u64, probability: f64) -> f64 {
+fn least_unsampled_count(sampled: u64, probability: f64) -> f64 {
     let sampled = sampled as f64;
     let deviation = (sampled * (1.0 - probability)).sqrt();
     (sampled - CONFIDENCE_QUANTILE * deviation) / probability - sampled

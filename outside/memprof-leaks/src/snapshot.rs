@@ -30,12 +30,13 @@ use memprof_ptrace::process_copy::ProcessCopy;
 use memprof_ptrace::remote_call::{
     self, Gadgets, SavedContext, build_clone_frames, clone_frames_size,
 };
-use memprof_ptrace::{Purpose, Refusal, examine_for};
+use memprof_ptrace::{Purpose, Refusal, examine_process_for};
 
 use crate::c_library::is_c_library;
 use crate::error::Error;
 use headroom_watch::HeadroomWatch;
 pub use reap::{SearchEnd, reap_copies};
+use smaps::MappingUsage;
 pub use threads::Registers;
 pub(crate) use uncopied::UncopiedMemory;
 use uncopied::{SavePlan, UncopiedKind};
@@ -44,6 +45,8 @@ use uncopied::{SavePlan, UncopiedKind};
 const CLONE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait for another memprof that cleans up in the process.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+/// Longest limit of a pause: a longer one counts as this one, because the clock could pass its end otherwise.
+const MAX_PAUSE_LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Time between two attempts to lock or to reap.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Most bytes of code that are searched for the instructions of remote calls.
@@ -94,7 +97,7 @@ impl CopyTarget {
         // Locked first: another memprof that holds the lock also traces the process, which an examination would refuse.
         let locked = memory.as_ref().map(lock_process_with_timeout);
         // The examination comes before the result of the opening, because its refusal has the reason.
-        let status = examine_for(Purpose::Read, pid)?.status;
+        let status = examine_process_for(Purpose::Read, pid)?.status;
         locked
             .unwrap_or(Ok(()))
             .map_err(Error::with_action("another memprof is at work on it"))?;
@@ -134,7 +137,8 @@ impl CopyTarget {
     /// # Errors
     /// A reason why it could not be copied; it runs on as before.
     pub fn take_snapshot(&self, limit: Duration, max_bytes: u64) -> Result<Snapshot, Error> {
-        let mappings = smaps::parse_smaps(&read_proc_file(self.pid, "smaps")?);
+        let limit = limit.min(MAX_PAUSE_LIMIT);
+        let mappings = read_mapping_usage(self.pid)?;
         let pinned = self.status.pinned.min(smaps::private_bytes(&mappings));
         headroom::require_headroom(self.pid, &mappings, pinned)?;
         userfault::require_no_fork_events(self.pid, &mappings)?;
@@ -271,10 +275,10 @@ impl CopyTarget {
 impl Snapshot {
     /// Creates the snapshot of a program that is stopped in exit. Its memory is read in place, without a copy, because
     /// it no longer changes. Fails with `Io` if its registers cannot be read, and with `Refused` if it has ended.
-    pub(crate) fn for_exiting(exiting: &ExitingProgram) -> Result<Self, Error> {
+    pub(crate) fn for_exiting_program(exiting: &ExitingProgram) -> Result<Self, Error> {
         let pid = exiting.last_tid();
         let maps = read_proc_file(pid, "maps")?;
-        let mappings = smaps::parse_smaps(&read_proc_file(pid, "smaps")?);
+        let mappings = read_mapping_usage(pid)?;
         let loaded = Memory::open(pid).and_then(|memory| loaded_libraries(&memory, &maps));
         let loaded = loaded.unwrap_or_default();
         let threads = Registers::read_at_exit(exiting, &maps, &loaded);
@@ -350,9 +354,16 @@ fn read_proc_file(pid: u32, name: &str) -> Result<Vec<u8>, Error> {
     }
 }
 
+/// Reads the mappings of a process with their values of /proc/PID/smaps. Fails if the process has ended, or a value is
+/// malformed.
+fn read_mapping_usage(pid: u32) -> Result<Vec<MappingUsage>, Error> {
+    let mappings = smaps::parse_smaps(&read_proc_file(pid, "smaps")?);
+    mappings.map_err(Error::with_action(format!("/proc/{pid}/smaps")))
+}
+
 /// Reason why a process cannot be reached any more: it has ended or executed another program.
 fn process_gone_refusal(pid: u32) -> Refusal {
-    match examine_for(Purpose::Read, pid) {
+    match examine_process_for(Purpose::Read, pid) {
         Ok(_) => Refusal::Executed,
         Err(Refusal::NoSuchProcess | Refusal::Zombie) => Refusal::Ended,
         Err(refusal) => refusal,

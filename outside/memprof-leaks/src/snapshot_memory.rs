@@ -216,7 +216,7 @@ impl SnapshotMemory {
             return read;
         }
         buffer[read..].fill(0);
-        self.uncopied.copy_saved_into(address, buffer);
+        self.uncopied.copy_saved_bytes_into(address, buffer);
         buffer.len()
     }
 
@@ -244,7 +244,7 @@ impl SnapshotMemory {
                 }
             }
         }
-        self.shared.copy_saved_into(address, buffer);
+        self.shared.copy_saved_bytes_into(address, buffer);
         buffer.len()
     }
 

@@ -77,7 +77,7 @@ pub(crate) fn candidate_starts<'a>(
     sampled: &'a SamplerTables,
 ) -> impl Iterator<Item = u64> + 'a {
     let of_jemalloc = contexts.iter().map(|(start, _)| *start);
-    of_jemalloc.chain(sampled.sample_addresses(view))
+    of_jemalloc.chain(sampled.candidate_sample_addresses(view))
 }
 
 /// Symbolizes stacks by the files of a process. Returns the functions of each stack, in the order of `stacks`.

@@ -52,7 +52,7 @@ pub(crate) fn walk_heap(
     let mut caches = vec![Vec::new(); copies.len()];
     for (copy, caches) in copies.iter().zip(&mut caches) {
         for arena in &copy.other_arenas {
-            walk.add_other_arena(arena)?;
+            walk.walk_other_arena(arena)?;
         }
         caches.append(&mut walk.caches);
     }
@@ -60,12 +60,12 @@ pub(crate) fn walk_heap(
     for (copy, caches) in copies.iter().zip(&mut caches) {
         let may_use_brk = copies.len() == 1 || copy.may_use_brk(view);
         let brk = main_arena::brk_range(view).filter(|_| may_use_brk);
-        walk.add_main_arena(&copy.main_arena, brk, copy.parameters.as_ref())?;
+        walk.walk_main_arena(&copy.main_arena, brk, copy.parameters.as_ref())?;
         caches.append(&mut walk.caches);
     }
     let mut heap = walk.heap;
     let layout = first.main_arena.layout;
-    let parameters = total_parameters(&copies);
+    let parameters = sum_parameters(&copies);
     let tail = layout.mapped_tail;
     let small = mapped::add_mapped_chunks(view, parameters.as_ref(), tail, others, &mut heap);
     if heap.spans.is_empty() && heap.unproven.is_empty() {
@@ -94,7 +94,7 @@ pub(crate) fn walk_heap(
 
 /// Adds up the counters of all copies of glibc (`struct malloc_par`). `None` if those of one copy are not found, or if
 /// the copies differ in the layout of chunks with mappings of their own.
-fn total_parameters(copies: &[GlibcCopy]) -> Option<Parameters> {
+fn sum_parameters(copies: &[GlibcCopy]) -> Option<Parameters> {
     let tail = |copy: &GlibcCopy| copy.main_arena.layout.mapped_tail;
     let mut found = copies.iter().map(|copy| {
         let has_same_tail = tail(copy) == tail(&copies[0]);
@@ -138,7 +138,7 @@ impl<'a> HeapWalk<'a> {
     /// Walks the heaps of an arena other than the main one. Records as unproven the bytes that the arena got from the
     /// kernel, but that lie in none of the heaps found. Fails with `Memory` if the heaps' objects need more than
     /// `--max-memory`.
-    fn add_other_arena(&mut self, arena: &Arena) -> Result<(), Error> {
+    fn walk_other_arena(&mut self, arena: &Arena) -> Result<(), Error> {
         let heaps = arena.heaps(self.view);
         let mut bytes = 0;
         for (segment, mapped) in heaps.segments.into_iter().zip(heaps.mapped) {
@@ -155,7 +155,7 @@ impl<'a> HeapWalk<'a> {
     /// not found, and memory that looks like the arena's but is more than it got. `brk` is the memory of brk(2), `None`
     /// if the arena has none of it. `parameters` have its first chunk; if they are `None`, that chunk is searched.
     /// Fails with `Memory` if the objects need more than `--max-memory`.
-    fn add_main_arena(
+    fn walk_main_arena(
         &mut self,
         arena: &Arena,
         brk: Option<Range<u64>>,

@@ -115,7 +115,7 @@ impl SampledObjects {
     /// Drops the samples of objects that are not reachable. Counts for each other sample the objects and bytes that it
     /// holds: those below it in the tree, but not those below the next samples, which have their own counts. `group_of`
     /// has the group of each node of the tree.
-    pub(super) fn restrict_to_held(
+    pub(super) fn restrict_to_reachable(
         self,
         analyzed: &AnalyzedSnapshot<'_>,
         tree: &HolderTree,
@@ -194,7 +194,7 @@ impl HeldSamples {
             }
         }
         let mut groups: BTreeMap<u32, SampledGroup> = BTreeMap::new();
-        self.visit_selected(&is_selected, |index, is_outermost| {
+        self.visit_selected_samples(&is_selected, |index, is_outermost| {
             let sample = &self.all[index];
             let group = groups.entry(sample.group).or_default();
             group.group = sample.group as usize;
@@ -212,7 +212,7 @@ impl HeldSamples {
     /// Calls `visit` with the index of each selected sample, and whether no other selected sample of its group holds
     /// it: the objects of a list hold each other, and must be counted once. `is_selected` says for each stack whether
     /// its samples are selected.
-    fn visit_selected(&self, is_selected: &[bool], mut visit: impl FnMut(usize, bool)) {
+    fn visit_selected_samples(&self, is_selected: &[bool], mut visit: impl FnMut(usize, bool)) {
         // Lists of the children of each sample, for a walk in depth-first order.
         let mut first_child = vec![NO_NODE; self.all.len()];
         let mut next = vec![NO_NODE; self.all.len()];

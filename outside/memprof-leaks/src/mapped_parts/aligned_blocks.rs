@@ -7,7 +7,7 @@ use memprof_ptrace::maps::Mapping;
 
 use super::{AddressSpace, MappedPartKind, MemoryClaim};
 use crate::heap::PoolHeader;
-use crate::resident_pages::resident_anonymous;
+use crate::resident_pages::find_resident_anonymous_pages;
 
 /// Form of a runtime's blocks.
 struct BlockForm {
@@ -68,7 +68,7 @@ fn add_blocks_in_mapping(
 ) {
     // A block may reach beyond a run of resident pages into the next one.
     let mut next = mapping.range.start;
-    for run in resident_anonymous(&space.pagemap, &mapping.range) {
+    for run in find_resident_anonymous_pages(&space.pagemap, &mapping.range) {
         let mut address = run.start.max(next).next_multiple_of(form.alignment);
         while address < run.end {
             let size = (form.size)(space, address).filter(|size| *size > 0);

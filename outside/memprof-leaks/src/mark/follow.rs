@@ -111,7 +111,7 @@ impl<'t> FollowedGroup<'t> {
             let numbers = object.numbers;
             match numbers.and_then(|numbers| table.decode_links(start, position, numbers)) {
                 Some(links) => self.links.extend(links),
-                None if table.postpones_unread() => objects.cancel_scan(position),
+                None if table.postpones_unread_objects() => objects.cancel_scan(position),
                 None => unread.push(start),
             }
         }

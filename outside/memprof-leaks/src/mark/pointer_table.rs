@@ -37,7 +37,7 @@ pub(super) struct PointerTable {
     /// Bytes that the table may still use.
     remaining: AtomicU64,
     /// Whether objects that are not in the table stay pending, instead of being read.
-    postpones_unread: bool,
+    postpones_unread_objects: bool,
 }
 
 /// Encoded pointers of a part.
@@ -76,7 +76,7 @@ impl PointerTable {
             parts: all.iter().map(|_| OnceLock::new()).collect(),
             shift: objects.link_shift(),
             remaining: AtomicU64::new(max_bytes.saturating_sub(own as u64)),
-            postpones_unread: false,
+            postpones_unread_objects: false,
         };
         (table, all)
     }
@@ -87,18 +87,18 @@ impl PointerTable {
     }
 
     /// Lets objects that are not in the table wait for another sweep, if the table is full.
-    pub(super) fn postpone_unread_if_full(&mut self) {
-        self.postpones_unread = self.is_full();
+    pub(super) fn postpone_unread_objects_if_full(&mut self) {
+        self.postpones_unread_objects = self.is_full();
     }
 
     /// From now on, objects that are not in the table are read at once, and do not wait for another sweep.
-    pub(super) fn stop_postponing_unread(&mut self) {
-        self.postpones_unread = false;
+    pub(super) fn stop_postponing_unread_objects(&mut self) {
+        self.postpones_unread_objects = false;
     }
 
     /// Whether objects that are not in the table wait for another sweep.
-    pub(super) fn postpones_unread(&self) -> bool {
-        self.postpones_unread
+    pub(super) fn postpones_unread_objects(&self) -> bool {
+        self.postpones_unread_objects
     }
 
     /// log2 of the unit, in bytes, in which the table counts the distance from an object to a target; 0 if it keeps
@@ -191,12 +191,12 @@ impl PartEncoder {
     }
 
     /// Adds an object without pointers.
-    pub(super) fn add_empty(&mut self) {
+    pub(super) fn add_object_without_pointers(&mut self) {
         append_varint(NONE, &mut self.numbers);
     }
 
     /// Adds an object whose pointers are not encoded, because they are to be read from the snapshot.
-    pub(super) fn add_unread(&mut self) {
+    pub(super) fn add_unread_object(&mut self) {
         append_varint(UNREAD, &mut self.numbers);
         append_varint(NONE, &mut self.numbers);
     }
@@ -334,8 +334,8 @@ mod tests {
         let (table, parts) = PointerTable::new(&objects, u64::MAX);
         let mut encoder = table.new_encoder();
         encoder.begin_word(0);
-        encoder.add_unread();
-        encoder.add_empty();
+        encoder.add_unread_object();
+        encoder.add_object_without_pointers();
         encoder.add_link(0x1050, 0x1010);
         encoder.end_object();
         table.add_part(&parts[0], &mut encoder);

@@ -9,23 +9,23 @@ use crate::snapshot::Snapshot;
 /// The first shortage that a worker saw. It is final even if it passes: roots were left out then.
 #[derive(Debug, Default)]
 pub(super) struct Shortage {
-    is_seen: AtomicBool,
+    is_recorded: AtomicBool,
     error: Mutex<Option<Error>>,
 }
 
 impl Shortage {
     /// Records a shortage if memory is short now. The workers then stop at their next piece of work.
-    pub(super) fn check_headroom(&self, snapshot: &Snapshot) {
+    pub(super) fn record_shortage_if_any(&self, snapshot: &Snapshot) {
         if let Err(error) = snapshot.require_headroom() {
             let mut first = self.error.lock().unwrap_or_else(PoisonError::into_inner);
             first.get_or_insert(error);
-            self.is_seen.store(true, Ordering::Relaxed);
+            self.is_recorded.store(true, Ordering::Relaxed);
         }
     }
 
     /// Whether a shortage was recorded, so that the workers are to stop. Stays true after [`Self::require_none`].
-    pub(super) fn is_seen(&self) -> bool {
-        self.is_seen.load(Ordering::Relaxed)
+    pub(super) fn is_recorded(&self) -> bool {
+        self.is_recorded.load(Ordering::Relaxed)
     }
 
     /// Fails with the first error that a worker has seen. Removes that error, so that a later call succeeds.

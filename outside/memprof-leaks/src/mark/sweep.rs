@@ -50,7 +50,7 @@ impl Marker<'_> {
             progress(done as u8);
             // Workers mark the objects that they find, so their queues are not needed: the objects are pending by their
             // marks.
-            self.run_parallel(some, 1, |parts, worker| {
+            self.run_on_threads(some, 1, |parts, worker| {
                 let mut encoder = table.new_encoder();
                 for part in parts {
                     if !table.is_full() {
@@ -61,7 +61,7 @@ impl Marker<'_> {
                 }
             });
         }
-        table.postpone_unread_if_full();
+        table.postpone_unread_objects_if_full();
         Some(table)
     }
 
@@ -75,8 +75,15 @@ impl Marker<'_> {
         max_bytes: u64,
         is_last: bool,
     ) -> Option<PointerTable> {
-        if is_last || self.objects.marked_unscanned().take(MIN_POSTPONED).count() < MIN_POSTPONED {
-            table.stop_postponing_unread();
+        if is_last
+            || self
+                .objects
+                .marked_unscanned_starts()
+                .take(MIN_POSTPONED)
+                .count()
+                < MIN_POSTPONED
+        {
+            table.stop_postponing_unread_objects();
             return Some(table);
         }
         drop(table);
@@ -101,7 +108,7 @@ impl Marker<'_> {
         while let Some(((position, first), others)) = rest.split_first() {
             if !is_small(first) {
                 encoder.begin_word(position.word_index() - part.words.start);
-                encoder.add_unread();
+                encoder.add_unread_object();
                 rest = others;
                 continue;
             }
@@ -138,18 +145,18 @@ impl Marker<'_> {
         for (position, object) in near {
             encoder.begin_word(position.word_index() - part.words.start);
             let start = object.range.start;
-            let (is_marked, is_scanned) = self.objects.mark_state(*position);
+            let (is_marked, is_scanned) = self.objects.marks_of_object(*position);
             let offset = bytes.start + (start - base) as usize;
             let own = offset..offset + object.size() as usize;
             if is_scanned {
-                encoder.add_empty();
+                encoder.add_object_without_pointers();
             } else if !is_whole {
                 // Later objects may be readable.
-                encoder.add_unread();
+                encoder.add_unread_object();
             } else if is_marked {
                 self.objects.begin_scan(*position);
                 worker.mark_from_block_words(own, WORD_STEP);
-                encoder.add_empty();
+                encoder.add_object_without_pointers();
             } else {
                 self.encode_words(start, &worker.block[own], encoder, links);
             }

@@ -31,7 +31,8 @@ impl<'a> MarkWorker<'a> {
     }
 
     /// Queues marked objects, up to [`MAX_QUEUED`]. None is lost:
-    /// [`Objects::marked_unscanned`](crate::objects::Objects::marked_unscanned) finds the others by their marks.
+    /// [`Objects::marked_unscanned_starts`](crate::objects::Objects::marked_unscanned_starts) finds the others by their
+    /// marks.
     pub(super) fn queue_starts(&mut self, starts: &[u64]) {
         let room = MAX_QUEUED.saturating_sub(self.found.len());
         self.found.extend(starts.iter().take(room));
@@ -46,7 +47,9 @@ impl<'a> MarkWorker<'a> {
         self.unchecked += length;
         if self.unchecked > HEADROOM_CHECK_BYTES {
             self.unchecked = 0;
-            self.marker.shortage.check_headroom(self.marker.snapshot);
+            self.marker
+                .shortage
+                .record_shortage_if_any(self.marker.snapshot);
         }
         let is_cached = self.cached.start <= range.start && range.end <= self.cached.end;
         if !is_cached {
@@ -123,7 +126,8 @@ impl<'a> MarkWorker<'a> {
             return;
         };
         let base = first.start;
-        // Only a single object is longer. Its words stay whole, because a block consists of whole words.
+        // A range longer than a block is a single object: callers group only objects that fit in one. It is read block
+        // by block; no word crosses the end of a block.
         if last.end - base > BLOCK_SIZE as u64 {
             self.mark_from_range(base..last.end);
             return;

@@ -38,7 +38,7 @@ impl<'a> ObjectIndex<'a> {
 
     /// Number and start of the used object that contains an address. `None` if there is none.
     pub(crate) fn find(&self, address: u64) -> Option<(u32, u64)> {
-        let (span, bit) = self.objects.locate_used(address)?;
+        let (span, bit) = self.objects.locate_used_object(address)?;
         Some((
             self.number_at(span, bit),
             self.objects.spans[span].address_of_bit(bit),
@@ -57,7 +57,7 @@ impl<'a> ObjectIndex<'a> {
         if !self.objects.may_contain(word) {
             return None;
         }
-        let (span, bit) = self.objects.locate_used(word)?;
+        let (span, bit) = self.objects.locate_used_object(word)?;
         let is_gc_head = self.objects.spans[span].is_in_gc_head(bit, word);
         (!is_gc_head).then(|| self.number_at(span, bit))
     }
@@ -65,7 +65,7 @@ impl<'a> ObjectIndex<'a> {
     /// Number of the object that begins at a bit of a span: the number of used objects before it.
     fn number_at(&self, span_index: usize, bit: u64) -> u32 {
         let span = &self.objects.spans[span_index];
-        self.before[span_index][(bit / 64) as usize] + span.used_before(bit)
+        self.before[span_index][(bit / 64) as usize] + span.used_count_before(bit)
     }
 
     /// Object with a number.

@@ -151,25 +151,25 @@ impl Span {
     }
 
     /// Returns the bits of a mark for the objects whose bits are in the word with index `word`.
-    pub(super) fn mark_word(&self, mark: Mark, word: usize) -> u64 {
+    pub(super) fn word_of_mark(&self, mark: Mark, word: usize) -> u64 {
         self.marks.word(2 * word + mark as usize)
     }
 
     /// Whether the object that begins at a bit has a mark.
     #[inline]
     pub(super) fn has_mark(&self, mark: Mark, bit: u64) -> bool {
-        self.marks.is_set(mark_bit(mark, bit))
+        self.marks.is_set(bit_of_mark(mark, bit))
     }
 
     /// Marks the object that begins at a bit. Returns whether it had no such mark before.
     #[inline]
     pub(super) fn set_mark(&self, mark: Mark, bit: u64) -> bool {
-        self.marks.set_bit(mark_bit(mark, bit))
+        self.marks.set_bit(bit_of_mark(mark, bit))
     }
 
     /// Clears a mark of the object that begins at a bit.
     pub(super) fn clear_mark(&self, mark: Mark, bit: u64) {
-        self.marks.clear_bit(mark_bit(mark, bit));
+        self.marks.clear_bit(bit_of_mark(mark, bit));
     }
 
     /// Forgets all marks and releases the memory for them. None may be set later.
@@ -347,7 +347,7 @@ impl Span {
 
     /// Number of used objects that begin before a bit in the same word.
     #[inline]
-    pub(super) fn used_before(&self, bit: u64) -> u32 {
+    pub(super) fn used_count_before(&self, bit: u64) -> u32 {
         let below = self.words[(bit / 64) as usize].used & ((1 << (bit % 64)) - 1);
         below.count_ones()
     }
@@ -362,7 +362,7 @@ impl Span {
 }
 
 /// Bit of a mark, for the object whose bit is `bit`, in the bitmap of all marks.
-fn mark_bit(mark: Mark, bit: u64) -> u64 {
+fn bit_of_mark(mark: Mark, bit: u64) -> u64 {
     (2 * (bit / 64) + mark as u64) * 64 + bit % 64
 }
 

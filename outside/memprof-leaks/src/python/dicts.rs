@@ -81,7 +81,7 @@ impl KeyTable {
     }
 
     /// Bytes of the table up to the last entry that was ever used. `None` if the size overflows.
-    pub(super) fn size_of_used(&self) -> Option<u64> {
+    pub(super) fn used_size(&self) -> Option<u64> {
         self.head.checked_add(self.used.checked_mul(self.stride)?)
     }
 

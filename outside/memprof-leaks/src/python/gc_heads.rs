@@ -46,7 +46,7 @@ impl PythonTypes<'_> {
     fn find_gc_head(&mut self, memory: &mut CachedReader<'_>, object: &Object) -> Option<u64> {
         let (before, object_type) = self.find_type(memory, object)?;
         let head = object.range.start + before.checked_sub(GC_HEAD_SIZE)?;
-        let is_head = object_type.has_flag(TypeFlag::Collected) && is_linked(memory, head)?;
+        let is_head = object_type.has_flag(TypeFlag::Collected) && is_linked_gc_head(memory, head)?;
         is_head.then_some(head)
     }
 }
@@ -58,7 +58,7 @@ impl PythonTypes<'_> {
 /// While a collection counts references, an object that it examines has a number in place of the pointer to the
 /// previous object. Such a head counts if the number is at most the object's reference count. `None` if the words
 /// cannot be read.
-fn is_linked(memory: &mut CachedReader<'_>, head: u64) -> Option<bool> {
+fn is_linked_gc_head(memory: &mut CachedReader<'_>, head: u64) -> Option<bool> {
     let next = memory.read_word(head)? & !LINK_FLAGS;
     let previous = memory.read_word(head + PREVIOUS_OFFSET)?;
     if next == 0 {

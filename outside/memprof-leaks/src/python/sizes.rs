@@ -146,12 +146,12 @@ pub(crate) fn elements_of_object(
         // `PyDictValues` of 3.13 has a word before them.
         let head = if layout.minor >= 13 { 8 } else { 0 };
         let size = form.and_then(|form| form.room.checked_mul(8)?.checked_add(head));
-        let used = form.and_then(|form| form.size_of_used());
+        let used = form.and_then(|form| form.used_size());
         return [elements(table, used), elements(values, size)];
     }
     if class.has_flag(TypeFlag::Class) {
         let table = word(layout.cached_keys.cast_signed());
-        let used = keys(table).and_then(|form| form.size_of_used());
+        let used = keys(table).and_then(|form| form.used_size());
         return [elements(table, used), None];
     }
     if class.is_a(Builtin::Set) {

@@ -14,6 +14,7 @@ use memprof_ptrace::control_block::robust_list_address;
 use memprof_ptrace::kernel_queue::QueueReader;
 use memprof_ptrace::mapped_file::Mounts;
 use memprof_ptrace::process::{count_memory_sharers, find_descriptor_tables, have_same_descriptor};
+use memprof_ptrace::read_proc_text;
 use memprof_ptrace::stop::MAX_QUEUED_SIGNALS;
 
 use self::detached_segments::note_detached_segments;
@@ -207,7 +208,8 @@ fn add_table_words(
         };
         let target = target.to_string_lossy();
         count_opaque_object(&OPAQUE_DESCRIPTORS, &target, opaque);
-        match fs::read_to_string(format!("/proc/{table}/fdinfo/{number}")) {
+        // A buffer of a device may have a name of any bytes (dma-buf).
+        match read_proc_text(format!("/proc/{table}/fdinfo/{number}")) {
             // A file on FUSE may block forever.
             Ok(text) if mounts.is_fuse_descriptor(&text) => continue,
             Ok(text) => {

@@ -1,7 +1,10 @@
 //! Checks limits that a copy of a process could exceed, beforehand and while the snapshot is read.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
 
 use memprof_ptrace::process_copy::MAX_OOM_SCORE_ADJ;
 use memprof_ptrace::read_proc_text;
@@ -22,7 +25,7 @@ pub(super) struct MemoryLimit {
     /// Bytes that are left, including those that the kernel can reclaim.
     pub(super) available: u64,
     /// File with the cgroup's usage; `None` for the machine.
-    usage: Option<String>,
+    usage: Option<PathBuf>,
 }
 
 impl MemoryLimit {
@@ -41,10 +44,8 @@ impl MemoryLimit {
     /// Reads how many bytes are left, including those that the kernel can reclaim. `None` if they cannot be read.
     pub(super) fn read_available(&self) -> Option<u64> {
         let used = self.read_usage()?;
-        let directory = self.usage.as_ref().and_then(|usage| usage.rsplit_once('/'));
-        let reclaimable = directory.map_or(0, |(directory, _)| {
-            reclaimable_bytes(&format!("{directory}/memory.stat"))
-        });
+        let directory = self.usage.as_ref().and_then(|usage| usage.parent());
+        let reclaimable = directory.map_or(0, reclaimable_bytes);
         Some(self.total.saturating_sub(used.saturating_sub(reclaimable)))
     }
 }
@@ -152,19 +153,17 @@ impl OomVictim {
     /// read counts as the kernel's default.
     fn for_pid(pid: u32, uncopied: u64) -> Self {
         let adjustment = read_proc_text(format!("/proc/{pid}/oom_score_adj"));
-        let cgroups = cgroup_paths(pid, "memory", "memory.oom.group");
-        let is_set = |path: &String| {
-            fs::read_to_string(format!("{path}/memory.oom.group"))
-                .is_ok_and(|text| text.trim() == "1")
+        let cgroups = cgroup_directories(pid, "memory", "memory.oom.group");
+        let is_set = |cgroup: &CgroupDirectory| {
+            let text = fs::read_to_string(cgroup.path.join("memory.oom.group"));
+            text.is_ok_and(|text| text.trim() == "1")
         };
         Self {
             adjustment: adjustment
                 .ok()
                 .and_then(|text| text.trim().parse().ok())
                 .unwrap_or(0),
-            ends_with_cgroup: cgroups.is_some_and(|(root, paths)| {
-                paths.iter().any(|path| is_set(&format!("{root}{path}")))
-            }),
+            ends_with_cgroup: cgroups.iter().any(is_set),
             uncopied,
         }
     }
@@ -243,14 +242,23 @@ fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
     Some(kibibytes << 10)
 }
 
+/// A cgroup of a process, or one above it.
+#[derive(Debug, PartialEq, Eq)]
+struct CgroupDirectory {
+    /// Path in its hierarchy, as text for people.
+    name: String,
+    /// Path of the directory with its files.
+    path: PathBuf,
+}
+
 /// A cgroup with a limit.
 struct LimitedCgroup {
-    /// Path in its hierarchy.
+    /// Path in its hierarchy, as text for people.
     name: String,
     limit: u64,
     used: u64,
     /// Path of the file with the usage.
-    usage: String,
+    usage: PathBuf,
 }
 
 /// Finds the cgroup that has least left, among a process's own and those above it. `limit` and `usage` name the files
@@ -262,46 +270,63 @@ fn find_tightest_cgroup(
     limit: &str,
     usage: &str,
 ) -> Option<LimitedCgroup> {
-    let (root, paths) = cgroup_paths(pid, controller, limit)?;
-    let number = |path: &str, file: &str| -> Option<u64> {
-        fs::read_to_string(format!("{root}{path}/{file}"))
-            .ok()?
-            .trim()
-            .parse()
-            .ok()
-    };
-    let cgroups = paths.iter().filter_map(|path| {
-        let name = if path.is_empty() { "/" } else { path };
-        let used = number(path, usage)?.saturating_sub(match controller {
-            "memory" => reclaimable_bytes(&format!("{root}{path}/memory.stat")),
+    let cgroups = cgroup_directories(pid, controller, limit).into_iter();
+    let cgroups = cgroups.filter_map(|CgroupDirectory { name, path }| {
+        let number = |file: &str| -> Option<u64> {
+            let text = fs::read_to_string(path.join(file)).ok()?;
+            text.trim().parse().ok()
+        };
+        let used = number(usage)?.saturating_sub(match controller {
+            "memory" => reclaimable_bytes(&path),
             _ => 0,
         });
         Some(LimitedCgroup {
-            name: name.to_owned(),
-            limit: number(path, limit)?,
+            name,
+            limit: number(limit)?,
             used,
-            usage: format!("{root}{path}/{usage}"),
+            usage: path.join(usage),
         })
     });
     cgroups.min_by_key(|cgroup| cgroup.limit.saturating_sub(cgroup.used))
 }
 
-/// Mount point of a controller's hierarchy that has `file`, and the paths in it of a process's cgroup and of those
-/// above it, the topmost first, without the last slash. `None` if the process is in no such hierarchy.
-fn cgroup_paths(pid: u32, controller: &str, file: &str) -> Option<(String, Vec<String>)> {
-    let membership = read_proc_text(format!("/proc/{pid}/cgroup")).ok()?;
-    let mut lines = membership.lines();
-    let (root, path) = lines.find_map(|line| cgroup_hierarchy(line, controller, file))?;
-    let path = path.trim_end_matches('/');
-    let ancestors = path.match_indices('/').map(|(end, _)| &path[..end]);
-    let paths = ancestors.chain([path]).map(str::to_owned).collect();
-    Some((root, paths))
+/// A process's cgroup and those above it, the topmost first, in the controller's hierarchy that has `file`. Empty if the
+/// process is in no such hierarchy, or its cgroups cannot be read.
+fn cgroup_directories(pid: u32, controller: &str, file: &str) -> Vec<CgroupDirectory> {
+    let membership = fs::read(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    parse_cgroup_directories(&membership, controller, file)
 }
 
-/// Bytes of a cgroup's inactive page cache, which the kernel drops before it kills a process. `stat` is the path of
-/// its memory.stat; 0 if it cannot be read.
-fn reclaimable_bytes(stat: &str) -> u64 {
-    let text = fs::read_to_string(stat).unwrap_or_default();
+/// The cgroup in `membership`, the content of /proc/PID/cgroup, and those above it; see [`cgroup_directories`]. Names of
+/// cgroups may be of any bytes.
+fn parse_cgroup_directories(
+    membership: &[u8],
+    controller: &str,
+    file: &str,
+) -> Vec<CgroupDirectory> {
+    let mut lines = membership.split(|byte| *byte == b'\n');
+    let found = lines.find_map(|line| cgroup_hierarchy(line, controller, file));
+    let Some((root, path)) = found else {
+        return Vec::new();
+    };
+    // The path of the root is `/`; no other path ends with a slash.
+    let path = path.strip_suffix(b"/").unwrap_or(path);
+    let ancestors = (0..path.len()).filter(|end| path[*end] == b'/');
+    let ends = ancestors.chain([path.len()]);
+    let directory = |end| CgroupDirectory {
+        name: match end {
+            0 => "/".to_owned(),
+            end => String::from_utf8_lossy(&path[..end]).into_owned(),
+        },
+        path: OsString::from_vec([root.as_bytes(), &path[..end]].concat()).into(),
+    };
+    ends.map(directory).collect()
+}
+
+/// Bytes of a cgroup's inactive page cache, which the kernel drops before it kills a process. `directory` has the
+/// cgroup's files; 0 if its memory.stat cannot be read.
+fn reclaimable_bytes(directory: &Path) -> u64 {
+    let text = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
     let value = |name: &str| {
         text.lines()
             .find_map(|line| line.strip_prefix(name)?.parse().ok())
@@ -314,12 +339,18 @@ fn reclaimable_bytes(stat: &str) -> u64 {
 /// Mount point and path of the cgroup in a line of /proc/PID/cgroup: `0::/path` is of version 2, `7:memory:/path` of
 /// version 1. `None` if the line is malformed, or of another controller of version 1, or if `limit` is not the file's
 /// name in that version.
-fn cgroup_hierarchy<'a>(line: &'a str, controller: &str, limit: &str) -> Option<(String, &'a str)> {
-    let mut parts = line.splitn(3, ':');
+fn cgroup_hierarchy<'a>(
+    line: &'a [u8],
+    controller: &str,
+    limit: &str,
+) -> Option<(String, &'a [u8])> {
+    let mut parts = line.splitn(3, |byte| *byte == b':');
     let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
-    let is_version_1 = controllers.split(',').any(|each| each == controller);
+    let is_version_1 = controllers
+        .split(|byte| *byte == b',')
+        .any(|each| each == controller.as_bytes());
     match (controllers, limit) {
-        ("", limit) if limit != "memory.limit_in_bytes" => {
+        (b"", limit) if limit != "memory.limit_in_bytes" => {
             Some(("/sys/fs/cgroup".to_owned(), path))
         }
         (_, limit) if is_version_1 && !["memory.max", "memory.oom.group"].contains(&limit) => {
@@ -331,13 +362,16 @@ fn cgroup_hierarchy<'a>(line: &'a str, controller: &str, limit: &str) -> Option<
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
 
     #[test]
     fn hierarchy_depends_on_cgroup_version() {
-        let check = |line, controller, limit, expected: Option<(&str, &str)>| {
-            let found = cgroup_hierarchy(line, controller, limit);
+        let check = |line: &str, controller, limit, expected: Option<(&str, &str)>| {
+            let found = cgroup_hierarchy(line.as_bytes(), controller, limit);
             let found = found.as_ref().map(|(root, path)| (root.as_str(), *path));
+            let expected = expected.map(|(root, path)| (root, path.as_bytes()));
             assert_eq!(found, expected, "{line}");
         };
         check(
@@ -359,6 +393,24 @@ mod tests {
         );
         check("3:cpu:/a", "pids", "pids.max", None);
         check("nonsense", "pids", "pids.max", None);
+    }
+
+    #[test]
+    fn cgroups_above_are_listed_with_names_of_any_bytes() {
+        let check = |membership: &[u8], expected: &[(&str, &[u8])]| {
+            let found = parse_cgroup_directories(membership, "memory", "memory.max");
+            let found = found.iter();
+            let found = found.map(|each| (each.name.as_str(), each.path.as_os_str().as_bytes()));
+            assert_eq!(found.collect::<Vec<_>>(), expected);
+        };
+        let root: (&str, &[u8]) = ("/", b"/sys/fs/cgroup");
+        check(b"0::/\n", &[root]);
+        let named: [(&str, &[u8]); 2] = [
+            ("/caf\u{fffd}", b"/sys/fs/cgroup/caf\xe9"),
+            ("/caf\u{fffd}/web", b"/sys/fs/cgroup/caf\xe9/web"),
+        ];
+        check(b"1:cpu:/x\n0::/caf\xe9/web\n", &[root, named[0], named[1]]);
+        check(b"1:cpu:/x\n", &[]);
     }
 
     /// Only the parser is tested, because the mode is the machine's.

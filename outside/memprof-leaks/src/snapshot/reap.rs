@@ -84,7 +84,7 @@ fn list_copies(pid: u32, since: u64) -> Vec<(u32, CopyLife)> {
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let copies = pids.filter_map(|child: u32| {
         let text = fs::read(format!("/proc/{child}/stat")).ok()?;
-        let life = copy_life(&ProcStat::parse(&text).ok()?, pid, since)?;
+        let life = life_of_copy(&ProcStat::parse(&text).ok()?, pid, since)?;
         Some((child, life))
     });
     copies.collect()
@@ -93,7 +93,7 @@ fn list_copies(pid: u32, since: u64) -> Vec<(u32, CopyLife)> {
 /// State of a copy. `None` for a process that is no copy. A copy is a child of `parent`, started at `since` or later,
 /// that has executed no program, and whose end no signal reports. If it has ended, it has the exit code of a copy;
 /// children of the program itself have others.
-fn copy_life(stat: &ProcStat, parent: u32, since: u64) -> Option<CopyLife> {
+fn life_of_copy(stat: &ProcStat, parent: u32, since: u64) -> Option<CopyLife> {
     // Wait status of a copy that ran after all, because its memprof was killed, and so exited at once.
     const RESUMED: i32 = (COPY_EXIT_STATUS as i32) << 8;
     let is_candidate = stat.parent == parent
@@ -142,7 +142,7 @@ impl CopyTarget {
                 return Err(process_gone_refusal(self.pid).into());
             }
             let maps = read_proc_file(self.pid, "maps")?;
-            let mut threads = threads::stop_reapers(self.pid)?;
+            let mut threads = threads::stop_reaping_threads(self.pid)?;
             if let Ok((thread, stopped)) =
                 threads.pick_thread(|thread| self.has_frame_memory(&maps, thread))
             {
@@ -190,8 +190,8 @@ mod tests {
             set(38, exit_signal.to_string());
             set(52, code.to_string());
             let stat = ProcStat::parse(format!("8 (web) {}", fields.join(" ")).as_bytes()).unwrap();
-            assert_eq!(copy_life(&stat, parent, since), expected, "{stat:?}");
-            assert_eq!(copy_life(&stat, parent + 1, since), None);
+            assert_eq!(life_of_copy(&stat, parent, since), expected, "{stat:?}");
+            assert_eq!(life_of_copy(&stat, parent + 1, since), None);
         };
         let (never_executed, killed, resumed) = (0x40, 9, 109 << 8);
         check(

@@ -1,5 +1,6 @@
 //! Estimates from /proc/PID/smaps how long a copy of the process takes, and which memory it will not have.
 
+use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -50,7 +51,10 @@ const MAPPING_COPY_TIME: Duration = Duration::from_micros(2);
 const THREAD_STOP_TIME: Duration = Duration::from_micros(25);
 
 /// Parses /proc/PID/smaps; returns its mappings by address. Fields that are missing are 0.
-pub(crate) fn parse_smaps(smaps: &[u8]) -> Vec<MappingUsage> {
+///
+/// # Errors
+/// `InvalidData`: a size is no number of kB.
+pub(crate) fn parse_smaps(smaps: &[u8]) -> io::Result<Vec<MappingUsage>> {
     let mut all: Vec<MappingUsage> = Vec::new();
     for line in smaps.split(|byte| *byte == b'\n') {
         let Some((name, value)) = parse_field(line) else {
@@ -64,16 +68,17 @@ pub(crate) fn parse_smaps(smaps: &[u8]) -> Vec<MappingUsage> {
         };
         let Some(last) = all.last_mut() else { continue };
         match name {
-            "Rss" => last.resident += parse_kib(value),
+            "Rss" => last.resident += parse_kib(name, value)?,
             // Not a part of Rss.
             "Shared_Hugetlb" | "Private_Hugetlb" => {
-                last.resident += parse_kib(value);
-                last.huge_tlb += parse_kib(value);
+                let bytes = parse_kib(name, value)?;
+                last.resident += bytes;
+                last.huge_tlb += bytes;
             }
-            "Swap" => last.swapped = parse_kib(value),
-            "Anonymous" => last.anonymous = parse_kib(value),
-            "AnonHugePages" => last.huge = parse_kib(value),
-            "KernelPageSize" => last.page_size = parse_kib(value),
+            "Swap" => last.swapped = parse_kib(name, value)?,
+            "Anonymous" => last.anonymous = parse_kib(name, value)?,
+            "AnonHugePages" => last.huge = parse_kib(name, value)?,
+            "KernelPageSize" => last.page_size = parse_kib(name, value)?,
             "VmFlags" => {
                 // proc(5): wipe on fork, do not copy on fork, may write, I/O memory and pure PFN range, and the modes
                 // of userfaultfd(2).
@@ -87,7 +92,7 @@ pub(crate) fn parse_smaps(smaps: &[u8]) -> Vec<MappingUsage> {
             _ => {}
         }
     }
-    all
+    Ok(all)
 }
 
 /// Name and value of a line such as `Rss:    12 kB`. `None` for the first line of a mapping, which has a blank before
@@ -99,11 +104,16 @@ fn parse_field(line: &[u8]) -> Option<(&str, &str)> {
         .then_some((name, value))
 }
 
-/// Bytes of a value such as `12 kB`; 0 if it is malformed.
-fn parse_kib(value: &str) -> u64 {
-    let number = value.trim().trim_end_matches(" kB").parse::<u64>();
-    // The kernel always writes a number here.
-    number.unwrap_or(0) << 10
+/// Bytes of a field's value such as `12 kB`. Fails with `InvalidData` if it is malformed: with 0 in its place, a copy
+/// could be made that ends the process.
+fn parse_kib(name: &str, value: &str) -> io::Result<u64> {
+    let number = value.trim().strip_suffix(" kB");
+    let number = number.and_then(|number| number.parse::<u64>().ok());
+    let bytes = number.and_then(|number| number.checked_mul(1024));
+    bytes.ok_or_else(|| {
+        let message = format!("{name} is no number of kB: {:?}", value.trim());
+        io::Error::new(io::ErrorKind::InvalidData, message)
+    })
 }
 
 /// Private bytes that are no unchanged pages of files: a copy shares them until one of both processes writes.
@@ -200,7 +210,7 @@ VmFlags: rd wr mr mw me um sd
 
     #[test]
     fn parse_reads_sizes_and_flags_for_estimate() {
-        let found = parse_smaps(SMAPS.as_bytes());
+        let found = parse_smaps(SMAPS.as_bytes()).unwrap();
         let heap = MappingUsage {
             range: 0x55d0_c0a0_0000..0x55d1_00a0_0000,
             resident: 1 << 30,
@@ -236,7 +246,7 @@ VmFlags: rd wr mr mw me um sd
 
     #[test]
     fn smaps_of_this_process_are_parsed() {
-        let own = parse_smaps(&std::fs::read("/proc/self/smaps").unwrap());
+        let own = parse_smaps(&std::fs::read("/proc/self/smaps").unwrap()).unwrap();
         let resident: u64 = own.iter().map(|each| each.resident).sum();
         assert!(resident > 1 << 20, "{resident}");
         assert!(own.iter().all(|each| !each.range.is_empty()));
@@ -244,6 +254,22 @@ VmFlags: rd wr mr mw me um sd
 
     #[test]
     fn parse_of_invalid_lines_is_empty() {
-        assert_eq!(parse_smaps(b"Rss: 4 kB\nx\n\xff: 4 kB\n"), []);
+        let found = parse_smaps(b"Rss: 4 kB\nx\n\xff: 4 kB\n");
+        assert_eq!(found.unwrap(), []);
+    }
+
+    #[test]
+    fn malformed_size_is_an_error() {
+        for field in [
+            "Private_Hugetlb: x kB",
+            "Shared_Hugetlb: 4",
+            "Rss: -4 kB",
+            "Swap: 18014398509481984 kB",
+            "KernelPageSize:",
+        ] {
+            let smaps = format!("1000-2000 rw-p 00000000 00:00 0\n{field}\n");
+            let error = parse_smaps(smaps.as_bytes()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{field}: {error}");
+        }
     }
 }

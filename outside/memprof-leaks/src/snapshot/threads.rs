@@ -120,7 +120,7 @@ pub(super) fn stop_all(pid: u32, limit: Duration) -> Result<SnapshotThreads, Err
 /// of them takes an ended copy for the program's own child. Also stops one other thread, the first that can be stopped,
 /// because those may be unable to make calls. The result is empty if none can be stopped. Fails if the process has
 /// ended.
-pub(super) fn stop_reapers(pid: u32) -> Result<SnapshotThreads, Error> {
+pub(super) fn stop_reaping_threads(pid: u32) -> Result<SnapshotThreads, Error> {
     let memory = Memory::open(pid).map_err(Error::with_action(format!("/proc/{pid}/mem")))?;
     let stop = |tid| Some((tid, StoppedThread::stop(tid).ok()?));
     let listed = list_threads(pid, 0, LIST_TIME_LIMIT);

@@ -274,7 +274,7 @@ impl UncopiedMemory {
     }
 
     /// Copies the saved content at an address into a buffer. Bytes that were not saved are left unchanged.
-    pub(crate) fn copy_saved_into(&self, address: u64, buffer: &mut [u8]) {
+    pub(crate) fn copy_saved_bytes_into(&self, address: u64, buffer: &mut [u8]) {
         let end = address + buffer.len() as u64;
         match &self.saved {
             Some(SavedMemory::Pages { runs, bytes }) => {
@@ -460,7 +460,7 @@ mod tests {
             saved,
             ..UncopiedMemory::default()
         };
-        memory.copy_saved_into(address, &mut buffer);
+        memory.copy_saved_bytes_into(address, &mut buffer);
         buffer
     }
 

@@ -49,7 +49,7 @@ impl SamplerTables {
     }
 
     /// Words of the [`table_ranges`](Self::table_ranges) that are not 0, among which are the addresses of all samples.
-    pub(super) fn sample_addresses<'a>(
+    pub(super) fn candidate_sample_addresses<'a>(
         &'a self,
         view: &'a SnapshotMemory,
     ) -> impl Iterator<Item = u64> + 'a {

@@ -67,7 +67,7 @@ fn check_noted(mode: &str, expected: &str) {
         "{mode}: {proof:?}"
     );
     assert!(
-        proof.report.has_unsearched(UnsearchedRole::Pointers),
+        proof.report.has_unsearched_part(UnsearchedRole::Pointers),
         "{mode}"
     );
     let notes: Vec<_> = proof

@@ -22,7 +22,7 @@ pub(super) fn note_detached_segments(pid: u32, view: &SnapshotMemory, roots: &mu
         .collect();
     let bytes: u64 = segments
         .lines()
-        .filter_map(|line| detached_bytes(line, pid, started, &attached))
+        .filter_map(|line| detached_segment_bytes(line, pid, started, &attached))
         .sum();
     if bytes > 0 {
         roots.unsearched.push(Unsearched::for_bytes(
@@ -37,7 +37,12 @@ pub(super) fn note_detached_segments(pid: u32, view: &SnapshotMemory, roots: &mu
 /// process `pid` created it, or was the last to attach or detach it, since second `started`. Also `None` for lines of
 /// another form. The columns are key, shmid, perms, size, cpid, lpid, nattch, uid, gid, cuid, cgid, atime, dtime,
 /// ctime, rss and swap.
-fn detached_bytes(line: &str, pid: u32, started: u64, attached: &HashSet<u64>) -> Option<u64> {
+fn detached_segment_bytes(
+    line: &str,
+    pid: u32,
+    started: u64,
+    attached: &HashSet<u64>,
+) -> Option<u64> {
     let columns: Vec<_> = line.split_whitespace().collect();
     let number = |index: usize| columns.get(index)?.parse::<u64>().ok();
     // An earlier process may have had the pid.
@@ -58,7 +63,7 @@ mod tests {
         let line = "0 5 600 8192 4711 4712 0 0 0 0 0 900 1000 1000 4096 8192";
         let check = |pid, started, attached: &[u64], expected| {
             let attached = attached.iter().copied().collect();
-            let found = detached_bytes(line, pid, started, &attached);
+            let found = detached_segment_bytes(line, pid, started, &attached);
             assert_eq!(found, expected, "{pid} {started}");
         };
         check(4711, 1000, &[], Some(12288));
@@ -68,6 +73,6 @@ mod tests {
         // Used by an earlier process of that pid.
         check(4711, 1010, &[], None);
         let header = "key shmid perms size cpid lpid nattch";
-        assert_eq!(detached_bytes(header, 1, 0, &HashSet::new()), None);
+        assert_eq!(detached_segment_bytes(header, 1, 0, &HashSet::new()), None);
     }
 }
