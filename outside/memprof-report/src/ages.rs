@@ -149,7 +149,7 @@ impl Cohorts {
 
 /// Removes the samples that are younger than `min_age`, and those of unknown age. Returns the bytes in use of unknown
 /// age. Fails if the profile has no ages.
-pub(crate) fn retain_older(profile: &mut Profile, min_age: Duration) -> Result<i64> {
+pub(crate) fn retain_older_samples(profile: &mut Profile, min_age: Duration) -> Result<i64> {
     let ages = profile.ages.ok_or_else(no_ages_error)?;
     let mut unknown = SampleValues::default();
     profile.samples.retain(|sample| match sample.alloc_time {

@@ -25,7 +25,7 @@ impl AllocTime {
     /// Decodes the time in bits 1 to 32 of a pseudo frame, a number in a stack that stands for data. Its kind is in
     /// bits 40 to 63. `None` if `frame` is an address or a pseudo frame of another kind. Bit 0 is always set and is no
     /// part of the time, so that the time stays the same if a tool subtracts 1 from each return address.
-    pub(crate) fn from_frame(frame: u64) -> Option<Self> {
+    pub(crate) fn from_pseudo_frame(frame: u64) -> Option<Self> {
         Self::from_seconds((frame >> 1) as u32).filter(|_| frame >> 40 == PSEUDO_FRAME_KIND)
     }
 }

@@ -135,7 +135,7 @@ pub(crate) fn allocator_depths(profile: &Profile, names: &Names) -> Vec<u32> {
 fn is_allocator_address(names: &Names, address: AddressId) -> bool {
     let frames = names.frames(address);
     !frames.is_empty()
-        && !names.is_managed(address)
+        && !names.is_managed_word(address)
         && frames.iter().all(|frame| is_allocator_frame(frame, names))
 }
 

@@ -128,7 +128,7 @@ impl CodeOrigins {
             let verdicts = names.frames(id).iter().map(|frame| {
                 let key = (frame.function, frame.linkage, frame.file, mapping);
                 *known.entry(key).or_insert_with(|| {
-                    if names.is_managed(id) {
+                    if names.is_managed_word(id) {
                         let verdict = script_verdict(frame, names, origin_rules);
                         has_own_functions |= verdict.origin == CodeOrigin::Program;
                         origins.verdicts.push(verdict);
@@ -150,12 +150,12 @@ impl CodeOrigins {
             let verdicts = verdicts.collect();
             origins.by_address.push(verdicts);
         }
-        origins.count_stripped_modules_as_own(named, &files, &mappings);
+        origins.treat_stripped_modules_as_own(named, &files, &mappings);
         if !has_own_functions && !origins.has_unnamed_own_function(named) {
-            origins.count_system_libraries_as_own();
+            origins.treat_system_libraries_as_own();
         }
         wrappers::mark_wrappers(&mut origins, named);
-        origins.fold_helpers_in_libraries(named, &mappings);
+        origins.treat_library_helpers_as_plumbing(named, &mappings);
         origins
     }
 
@@ -176,7 +176,7 @@ impl CodeOrigins {
 
     /// Changes the verdicts on functions in the system's libraries: they count as the program's own. This is for a
     /// program that has no function of its own but `main`, because libraries do all its work.
-    fn count_system_libraries_as_own(&mut self) {
+    fn treat_system_libraries_as_own(&mut self) {
         for verdict in &mut self.verdicts {
             if matches!(verdict.reason, OriginReason::SystemLibrary) {
                 *verdict = Verdict::new(CodeOrigin::Program, OriginReason::NamedInLibrary);
@@ -188,7 +188,7 @@ impl CodeOrigins {
     /// program's own, unless a function with a symbol in the same file called them. Otherwise the memory of all plugins
     /// would be in one row of the table, that of the function that calls them. `files` has the file of each of the
     /// profile's mappings, `mappings` the mapping of each address.
-    fn count_stripped_modules_as_own(
+    fn treat_stripped_modules_as_own(
         &mut self,
         named: &SymbolizedProfile,
         files: &[MappedFile<'_>],
@@ -226,7 +226,11 @@ impl CodeOrigins {
     /// Changes the verdicts on functions without a symbol in libraries to plumbing, which reports fold into its
     /// callers, if a function with a symbol in the same library is among their callers. So a stack with only functions
     /// of libraries counts for a function that has a name. `mappings` has the mapping of each address.
-    fn fold_helpers_in_libraries(&mut self, named: &SymbolizedProfile, mappings: &[Option<usize>]) {
+    fn treat_library_helpers_as_plumbing(
+        &mut self,
+        named: &SymbolizedProfile,
+        mappings: &[Option<usize>],
+    ) {
         let SymbolizedProfile { profile, names, .. } = named;
         let is_helper =
             |verdict: &Verdict| matches!(verdict.reason, OriginReason::UnnamedInLibrary);
@@ -307,7 +311,7 @@ fn script_verdict(frame: &Frame, names: &Names, origin_rules: &OriginRules) -> V
 
 /// Returns the names of the Rust crates that have a function `main`: such a crate is the program. A `main` in a module
 /// of the crate, such as `shop::cli::main`, does not count. Each of `frames` comes with the name of its function.
-fn main_crates<'n>(frames: impl Iterator<Item = (&'n str, &'n Frame)>) -> HashSet<String> {
+fn crates_with_main<'n>(frames: impl Iterator<Item = (&'n str, &'n Frame)>) -> HashSet<String> {
     frames
         .filter_map(|(name, _)| name.strip_suffix("::main"))
         .filter(|name| name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_'))

@@ -66,7 +66,7 @@ impl Confidence {
     /// Formats the error as a part of `value`, such as `±29%`. Empty if `value` is 0 or was not sampled. Empty also if
     /// it is certain enough: it has at least [`MIN_SAMPLES`] samples, and lost ones would add less than
     /// [`NOTABLE_SHARE`].
-    pub(crate) fn relative_error(self, value: i64) -> String {
+    pub(crate) fn format_relative_error(self, value: i64) -> String {
         let is_sure =
             self.samples >= MIN_SAMPLES && self.missing < NOTABLE_SHARE * value.abs() as f64;
         if value == 0 || self.samples == 0 || is_sure {

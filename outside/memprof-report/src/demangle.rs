@@ -43,7 +43,7 @@ impl Language {
 pub fn demangle(symbol: &str) -> Cow<'_, str> {
     let (plain, _) = split_symbol(symbol);
     let options = DemangleOptions::new().no_params().no_return_type();
-    demangle_plain(plain, &options).map_or(Cow::Borrowed(plain), Cow::Owned)
+    demangle_without_suffix(plain, &options).map_or(Cow::Borrowed(plain), Cow::Owned)
 }
 
 /// Demangles the name of a symbol in a file of Go or Zig, in whose names dots separate packages from functions. A name
@@ -61,12 +61,12 @@ pub(crate) fn demangle_dotted(symbol: &str) -> Cow<'_, str> {
 pub(crate) fn demangle_with_parameters(symbol: &str) -> Cow<'_, str> {
     let (plain, _) = split_symbol(symbol);
     let options = DemangleOptions::new().no_return_type();
-    demangle_plain(plain, &options).map_or(Cow::Borrowed(plain), Cow::Owned)
+    demangle_without_suffix(plain, &options).map_or(Cow::Borrowed(plain), Cow::Owned)
 }
 
 /// Demangles the name of a symbol with the parameters of C++ functions and the clone suffix, but without the symbol
 /// version: `shop::open(int) [clone .part.0]`. A name that is not mangled keeps its suffix as it is: `open.part.0`.
-pub(crate) fn demangle_clone(symbol: &str) -> String {
+pub(crate) fn demangle_with_parameters_and_suffix(symbol: &str) -> String {
     let (plain, suffix) = split_symbol(symbol);
     let name = demangle_with_parameters(plain);
     match suffix {
@@ -76,8 +76,8 @@ pub(crate) fn demangle_clone(symbol: &str) -> String {
     }
 }
 
-/// Returns whether a symbol's name may have parameters or a clone suffix, which [`demangle_clone`] keeps and
-/// [`demangle`] removes. Only Rust's symbols are known to have no parameters.
+/// Returns whether a symbol's name may have parameters or a clone suffix, which [`demangle_with_parameters_and_suffix`]
+/// keeps and [`demangle`] removes. Only Rust's symbols are known to have no parameters.
 pub(crate) fn may_have_parameters_or_suffix(symbol: &str) -> bool {
     let (plain, suffix) = split_symbol(symbol);
     !suffix.is_empty() || Language::from_symbol(plain) != Some(Language::Rust)
@@ -96,7 +96,7 @@ fn split_symbol(symbol: &str) -> (&str, &str) {
 /// Demangles a name that has no clone suffix or version. A name that looks like Rust's but is malformed as such is read
 /// as one of C++. `None` if the name is not mangled or malformed, or its demangled form is empty or longer than
 /// `MAX_BYTES`.
-fn demangle_plain(plain: &str, options: &DemangleOptions) -> Option<String> {
+fn demangle_without_suffix(plain: &str, options: &DemangleOptions) -> Option<String> {
     let name = match Language::from_symbol(plain)? {
         Language::Rust => demangle_rust(plain).or_else(|| demangle_cpp(plain, options)),
         Language::Cpp => demangle_cpp(plain, options),
@@ -168,7 +168,7 @@ impl fmt::Write for LimitedText {
 
 #[cfg(test)]
 mod tests {
-    use super::{Language, demangle, demangle_clone};
+    use super::{Language, demangle, demangle_with_parameters_and_suffix};
 
     #[test]
     fn mangled_names_are_demangled() {
@@ -215,7 +215,7 @@ mod tests {
     fn clones_have_the_name_of_their_function() {
         let check = |symbol, expected, whole: &str| {
             assert_eq!(demangle(symbol), expected);
-            assert_eq!(demangle_clone(symbol), whole);
+            assert_eq!(demangle_with_parameters_and_suffix(symbol), whole);
         };
         check("xmalloc.constprop.0", "xmalloc", "xmalloc.constprop.0");
         check("__second_sect_of_load", "load", "load");

@@ -27,12 +27,12 @@ const REASON_TEXTS: [(&str, &str); 5] = [
 /// are whole.
 pub(crate) fn early_ends_note(profile: &Profile) -> Option<String> {
     let origin = &profile.origin;
-    format_note(&origin.early_ends, origin.samples.unwrap_or(0))
+    format_early_ends_note(&origin.early_ends, origin.samples.unwrap_or(0))
 }
 
 /// Formats a note on stacks that end early, by reason and file. `samples` is the number of all samples, also of those
 /// whose stacks are whole. `None` if no stack ends early.
-fn format_note(ends: &[EarlyEnds], samples: u64) -> Option<String> {
+fn format_early_ends_note(ends: &[EarlyEnds], samples: u64) -> Option<String> {
     let early = ends
         .iter()
         .fold(0_u64, |sum, each| sum.saturating_add(each.samples));
@@ -83,7 +83,7 @@ mod tests {
             reason: reason.to_owned(),
             object: object.map(str::to_owned),
         };
-        assert_eq!(format_note(&[], 100), None);
+        assert_eq!(format_early_ends_note(&[], 100), None);
         let all = [
             ends(10, "no-frame-information", Some("/usr/lib/libcrypto.so.3")),
             ends(2, "too-many-frames", None),
@@ -91,10 +91,10 @@ mod tests {
         let expected = "the stacks of 12.0 % of the samples end early (12 of 100), so their outer callers are missing: 10 \
                         in libcrypto.so.3 (code without call frame information and frame pointer), 2 (more than 128 \
                         frames)";
-        assert_eq!(format_note(&all, 100).as_deref(), Some(expected));
+        assert_eq!(format_early_ends_note(&all, 100).as_deref(), Some(expected));
         let later = [ends(1, "a-later-reason", Some("x"))];
         assert!(
-            format_note(&later, 0)
+            format_early_ends_note(&later, 0)
                 .unwrap()
                 .ends_with("1 in x (a-later-reason)")
         );

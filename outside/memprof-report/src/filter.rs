@@ -26,7 +26,12 @@ impl Filter {
     /// Removes the samples in whose stacks no function's name matches `focus`, and those in which one matches `ignore`.
     /// A pattern that is `None` removes nothing. `depths` has, by stack id, the number of the allocator's frames at the
     /// leaf, which match nothing.
-    pub(crate) fn retain_samples(&self, profile: &mut Profile, names: &Names, depths: &[u32]) {
+    pub(crate) fn retain_matching_samples(
+        &self,
+        profile: &mut Profile,
+        names: &Names,
+        depths: &[u32],
+    ) {
         if self.focus.is_none() && self.ignore.is_none() {
             return;
         }

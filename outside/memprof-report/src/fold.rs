@@ -84,8 +84,8 @@ impl<'p> Folded<'p> {
 
     /// Iterates over the functions of a stack that a report shows, root first: all or, after
     /// [`with_origin_filter`](Self::with_origin_filter), those of the stack's highest code origin. A function without a
-    /// symbol has the name that [`name_calls_of_places`](Self::name_calls_of_places) gave it for the library function
-    /// that it calls, if any.
+    /// symbol has the name that [`name_unnamed_functions_by_calls`](Self::name_unnamed_functions_by_calls) gave it for
+    /// the library function that it calls, if any.
     pub(crate) fn visible_functions<'s>(
         &self,
         stack: FoldedStack<'s>,
@@ -111,7 +111,7 @@ impl<'p> Folded<'p> {
     /// Used for tables.
     pub(crate) fn with_origin_filter(mut self) -> Self {
         self.is_origin_filtered = true;
-        self.name_calls_of_places();
+        self.name_unnamed_functions_by_calls();
         self
     }
 
@@ -139,7 +139,7 @@ impl<'p> Folded<'p> {
 
     /// Creates names for the program's functions without a symbol to which stacks are attributed, together with the
     /// library function that they call, because the filter by origin leaves the library function out.
-    fn name_calls_of_places(&mut self) {
+    fn name_unnamed_functions_by_calls(&mut self) {
         if !self.unnamed_places.has_unnamed_own_function(&self.origins) {
             return;
         }

@@ -25,7 +25,7 @@ use std::io::BufRead;
 
 use crate::error::{Error, Quoted, Result};
 use crate::limits::{Limits, ParseBudget, ProfileItem, reserve_in_steps};
-use crate::lines::{InputEnd, for_each_line};
+use crate::lines::{InputEnd, for_each_line, split_carriage_return};
 use crate::names::replace_unprintable;
 use crate::profile::{Address, Profile, Sample, SampleValues};
 use crate::pseudo_frames::StackMarks;
@@ -75,9 +75,9 @@ pub(crate) fn parse_dumps(
     let mut profiles = Vec::new();
     let mut dump = DumpReader::new(limits);
     let ending = for_each_line(input, limits.line, |number, line| {
-        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let (line, _) = split_carriage_return(line);
         if dump.section == DumpSection::Maps && starts_next_dump(line) {
-            let next = dump.next_reader();
+            let next = dump.reader_of_next_dump();
             let complete = std::mem::replace(&mut dump, next);
             profiles.push(complete.finish(InputEnd::Complete, force)?);
             if profiles.len() >= limits.dumps {
@@ -178,7 +178,7 @@ impl<'a> DumpReader<'a> {
 
     /// Creates the reader of the dump that follows this one in the file. It continues the memory budget, which is for
     /// the whole file.
-    fn next_reader(&self) -> Self {
+    fn reader_of_next_dump(&self) -> Self {
         Self {
             bytes_read: self.bytes_read,
             budget: self.budget,
@@ -232,11 +232,11 @@ impl<'a> DumpReader<'a> {
             self.section = DumpSection::Symbols;
             return Ok(());
         }
-        Err(self.unexpected_error("'heap_v2/' or 'heap profile:'", line))
+        Err(self.unexpected_text_error("'heap_v2/' or 'heap profile:'", line))
     }
 
     /// Returns whether `line` is the header of the mappings. If so, the following lines are read as mappings.
-    fn enter_if_mappings(&mut self, line: &[u8]) -> bool {
+    fn enter_mappings_at_header(&mut self, line: &[u8]) -> bool {
         let starts = is_mappings_header(line);
         if starts {
             self.section = DumpSection::Maps;
@@ -245,8 +245,8 @@ impl<'a> DumpReader<'a> {
     }
 
     /// Reads the addresses of a stack, which the next [`push_sample`](Self::push_sample) completes. A stack in another
-    /// writer's spelling is rewritten as jemalloc's first ([`stack_text::normalize_stack`]). Fails if an address is
-    /// malformed, or the stack exceeds a limit.
+    /// writer's spelling is rewritten as jemalloc's first ([`stack_text::normalize_stack_text`]). Fails if an address
+    /// is malformed, or the stack exceeds a limit.
     fn read_stack(&mut self, text: &[u8]) -> Result<()> {
         let stacks = &mut self.profile.stacks;
         stacks.clear_pending();
@@ -256,9 +256,9 @@ impl<'a> DumpReader<'a> {
             Err(token) => {
                 stacks.clear_pending();
                 // Calls itself once at most: a normalized text has no further normal form.
-                match stack_text::normalize_stack(text) {
+                match stack_text::normalize_stack_text(text) {
                     Some(text) => return self.read_stack(&text),
-                    None => return Err(self.unexpected_error("an address '0x…'", token)),
+                    None => return Err(self.unexpected_text_error("an address '0x…'", token)),
                 }
             }
         };
@@ -313,7 +313,7 @@ impl<'a> DumpReader<'a> {
     }
 
     /// Error for a text in the current line that is not as expected. It quotes the text.
-    fn unexpected_error(&self, expected: &str, found: &[u8]) -> Error {
+    fn unexpected_text_error(&self, expected: &str, found: &[u8]) -> Error {
         Error::malformed_line(
             "heap dump",
             self.line,
@@ -359,13 +359,13 @@ impl<'a> DumpReader<'a> {
             let warning = format!("its writer warns: {}", self.writer_warnings.join(" "));
             self.profile.warnings.push(warning);
         }
-        self.convert_if_pinned();
+        self.convert_if_pinned_slabs();
         self.profile.has_file_offsets = self.map.has_offsets();
         self.profile.mappings = std::mem::take(&mut self.map).finish(
             std::mem::take(&mut self.build_ids),
             &mut self.profile.warnings,
         );
-        self.place_unloaded_code()?;
+        self.move_frames_in_unloaded_code()?;
         self.profile.memory_left = self.budget.memory_left(self.bytes_read);
         self.profile.names = self.symbols.into_names(&self.profile);
         Ok(self.profile)

@@ -64,7 +64,7 @@ fn small_objects_note(named: &SymbolizedProfile, sample_type: SampleType) -> Opt
         let value = i128::from(sample.values[sample_type]);
         total += value;
         let leaf = named.profile.stacks.frames(sample.stack).first();
-        let leaf = leaf.filter(|id| names.is_managed(**id));
+        let leaf = leaf.filter(|id| names.is_managed_word(**id));
         if let Some(frame) = leaf.and_then(|id| names.frames(*id).first())
             && frame
                 .file
@@ -107,7 +107,7 @@ pub(crate) fn interpreter_advice(
     origin_rules: &OriginRules,
 ) -> Option<String> {
     let profile = &named.profile;
-    if named.names.has_managed() {
+    if named.names.has_managed_words() {
         return match named.names.has_objects_line {
             true => small_objects_note(named, sample_type),
             false => Some(SMALL_OBJECTS.to_owned()),
@@ -119,7 +119,7 @@ pub(crate) fn interpreter_advice(
     })?;
     // HotSpot's functions are a library's. What Java code called has a frame of a method, if that has a name.
     if library_stem(file) == JVM {
-        let share = share_percent(named, sample_type, |frames| {
+        let share = percent_of_samples(named, sample_type, |frames| {
             !frames.iter().any(|id| is_named_java_method(named, *id))
         });
         return (share >= MIN_SHARE_PERCENT).then(|| advice_text(share, file, advice));
@@ -129,7 +129,7 @@ pub(crate) fn interpreter_advice(
         .map(|index| origins.origins(AddressId(index as u32)).max())
         .map(Option::unwrap_or_default)
         .collect();
-    let share = share_percent(named, sample_type, |frames| {
+    let share = percent_of_samples(named, sample_type, |frames| {
         let most = frames.iter().map(|id| by_address[id.0 as usize]).max();
         most == Some(CodeOrigin::Interpreter)
     });
@@ -144,7 +144,7 @@ fn advice_text(share: f64, file: &str, advice: &str) -> String {
 
 /// Returns the share in the total, in percent, of the samples for whose frames `is_counted` is true. It gets the frames
 /// without the allocator's. A negative value counts as a positive one.
-fn share_percent(
+fn percent_of_samples(
     named: &SymbolizedProfile,
     sample_type: SampleType,
     is_counted: impl Fn(&[AddressId]) -> bool,

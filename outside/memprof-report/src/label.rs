@@ -44,7 +44,7 @@ impl LabelId {
 
     /// Decodes the id in bits 1 to 32 of a pseudo frame, a number in a stack that stands for data. Its kind is in bits
     /// 40 to 63. `None` if `frame` is an address or a pseudo frame of another kind.
-    pub(crate) fn from_frame(frame: u64) -> Option<Self> {
+    pub(crate) fn from_pseudo_frame(frame: u64) -> Option<Self> {
         Self::from_number((frame >> 1) as u32).filter(|_| frame >> 40 == PSEUDO_FRAME_KIND)
     }
 }
@@ -154,7 +154,7 @@ impl Labels {
 
     /// Returns the labels of a set: none if the set is unknown, each key with `[other]` for the sets that had no free
     /// cell in the process's table.
-    pub(crate) fn labels_of(&self, id: LabelId) -> Cow<'_, [SetLabel]> {
+    pub(crate) fn labels_of_set(&self, id: LabelId) -> Cow<'_, [SetLabel]> {
         match self.sets.get(&id) {
             Some(labels) => Cow::Borrowed(labels),
             None if Some(id) == LabelId::OTHER => {
@@ -311,7 +311,7 @@ mod tests {
         check(None, "route", NONE);
         labels.read_set("9 route=/a");
         // Sets without a cell keep their mark when they are written.
-        let other = labels.labels_of(LabelId::OTHER.unwrap()).to_vec();
+        let other = labels.labels_of_set(LabelId::OTHER.unwrap()).to_vec();
         assert_eq!(other[0], SetLabel::with_text("route".into(), OTHER.into()));
         let values = [("route", vec!["/a", "/x"]), ("a b", vec!["1"])];
         assert_eq!(labels.values_by_key(100), values);

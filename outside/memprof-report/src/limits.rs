@@ -74,7 +74,7 @@ pub(crate) enum ProfileItem {
 impl ProfileItem {
     /// Upper bound of the memory that the item takes, in bytes. The numbers are estimates; the tests of `bombs.rs`
     /// measure that they suffice.
-    fn cost(self) -> u64 {
+    fn memory_upper_bound(self) -> u64 {
         match self {
             Self::Input(bytes) => bytes as u64,
             Self::Address => 700,
@@ -119,7 +119,7 @@ impl ParseBudget {
         count: usize,
         bytes_read: u64,
     ) -> Result<()> {
-        let cost = item.cost().saturating_mul(count as u64);
+        let cost = item.memory_upper_bound().saturating_mul(count as u64);
         self.spent = self.spent.saturating_add(cost);
         // Charges nothing more, but checks the limit.
         self.memory_left(bytes_read).charge(0)

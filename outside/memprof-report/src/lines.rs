@@ -39,7 +39,7 @@ pub(crate) fn for_each_line(
             let line = &buffer[start..start + length];
             start += length + 1;
             number += 1;
-            require_length(max_len, partial.len() + line.len())?;
+            check_line_length(max_len, partial.len() + line.len())?;
             if partial.is_empty() {
                 visit(number, line)?;
             } else {
@@ -48,15 +48,24 @@ pub(crate) fn for_each_line(
                 partial.clear();
             }
         }
-        require_length(max_len, partial.len() + buffer.len() - start)?;
+        check_line_length(max_len, partial.len() + buffer.len() - start)?;
         partial.extend_from_slice(&buffer[start..]);
         let consumed = buffer.len();
         input.consume(consumed);
     }
 }
 
+/// Splits a line, given without its newline, into its text and the carriage return that tools of Windows write at the
+/// end of lines. The second part is empty if there is none.
+pub(crate) fn split_carriage_return(line: &[u8]) -> (&[u8], &'static [u8]) {
+    match line.strip_suffix(b"\r") {
+        Some(text) => (text, b"\r"),
+        None => (line, b""),
+    }
+}
+
 /// Fails if the `length` of a line exceeds `max_len`; both in bytes.
-fn require_length(max_len: usize, length: usize) -> Result<()> {
+fn check_line_length(max_len: usize, length: usize) -> Result<()> {
     if length <= max_len {
         return Ok(());
     }

@@ -85,7 +85,7 @@ impl ManagedNames {
         let word = word
             .strip_prefix("0x")
             .and_then(|digits| u64::from_str_radix(digits, 16).ok());
-        if let Some(word) = word.filter(|word| is_managed(*word)) {
+        if let Some(word) = word.filter(|word| is_managed_word(*word)) {
             let name = ManagedName {
                 language: decode_percent(language),
                 function: decode_percent(function),
@@ -156,12 +156,12 @@ fn decode_percent(word: &str) -> String {
 }
 
 /// Returns whether a frame is a managed word, which stands for a function of an interpreted program, not an address.
-pub(crate) fn is_managed(frame: u64) -> bool {
+pub(crate) fn is_managed_word(frame: u64) -> bool {
     frame >> 40 == MANAGED
 }
 
 /// Returns whether a word of a stack's text has the prefix and the length of a managed word.
-pub(crate) fn is_managed_text(word: &[u8]) -> bool {
+pub(crate) fn is_managed_word_text(word: &[u8]) -> bool {
     /// Hex digits below the kind.
     const DIGITS: usize = 10;
     word.len() == MANAGED_PREFIX.len() + DIGITS && word.starts_with(MANAGED_PREFIX)
@@ -174,7 +174,7 @@ pub(crate) fn split_managed_words(stack: &[u8]) -> (Vec<u8>, String) {
     let mut managed = Vec::new();
     let mut addresses = 0;
     for word in stack.split(|byte| *byte == b' ') {
-        if is_managed_text(word) {
+        if is_managed_word_text(word) {
             let digits = word.get(MANAGED_PREFIX.len()..).unwrap_or_default();
             // The id is in bits 1 to 32 of a managed word.
             let low = u64::from_str_radix(&String::from_utf8_lossy(digits), 16);
@@ -220,9 +220,9 @@ mod tests {
 
     #[test]
     fn managed_words_of_a_text_are_known_by_their_kind() {
-        assert!(is_managed_text(b"0x4d50040000000007"));
+        assert!(is_managed_word_text(b"0x4d50040000000007"));
         for other in ["", "0x4d5004", "0x4d50030000000007", "0x4d500400000000071"] {
-            assert!(!is_managed_text(other.as_bytes()), "{other}");
+            assert!(!is_managed_word_text(other.as_bytes()), "{other}");
         }
     }
 }

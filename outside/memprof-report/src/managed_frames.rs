@@ -3,7 +3,7 @@
 use crate::address::Address;
 use crate::allocator_frames::allocator_depths;
 use crate::code_origin::{CodeOrigin, CodeOrigins, OriginRules, is_script_library};
-use crate::managed::{MANAGED, OTHER, StackFrames, is_managed};
+use crate::managed::{MANAGED, OTHER, StackFrames, is_managed_word};
 use crate::names::{Frame, Names};
 use crate::profile::Profile;
 use crate::stacks::AddressId;
@@ -56,7 +56,7 @@ pub(crate) fn name_managed_frames(profile: &mut Profile, names: &mut Names, show
     let addresses = profile.stacks.addresses().iter().enumerate();
     let words = addresses
         .map(|(index, address)| (AddressId(index as u32), address.0))
-        .filter(|(_, word)| is_managed(*word));
+        .filter(|(_, word)| is_managed_word(*word));
     for (id, word) in words.collect::<Vec<_>>() {
         let name = managed.names.get(&word);
         // The id is in bits 1 to 32 of a managed word.
@@ -75,16 +75,16 @@ pub(crate) fn name_managed_frames(profile: &mut Profile, names: &mut Names, show
         };
         let language = name.map_or("python", |name| name.language.as_str());
         let language = names.strings.intern(language);
-        names.set_managed(id, frame, language);
+        names.set_managed_word(id, frame, language);
     }
     let notes: Vec<String> = managed.interpreter_notes().collect();
     profile.warnings.extend(notes);
     profile.warnings.extend(managed.objects_note());
     names.has_objects_line = managed.has_objects_line;
-    if names.has_managed() && shown == StackFrames::Native {
+    if names.has_managed_words() && shown == StackFrames::Native {
         profile
             .stacks
-            .select_frames(|frames| frames.retain(|id| !names.is_managed(*id)));
+            .select_frames(|frames| frames.retain(|id| !names.is_managed_word(*id)));
     }
 }
 
@@ -108,10 +108,10 @@ pub(crate) fn select_program_frames(named: &mut SymbolizedProfile, origin_rules:
     };
     let addresses = (0..profile.stacks.addresses().len() as u32).map(AddressId);
     let is_kept: Vec<bool> = addresses
-        .map(|id| names.is_managed(id) || is_own(id))
+        .map(|id| names.is_managed_word(id) || is_own(id))
         .collect();
     profile.stacks.select_frames(|frames| {
-        if frames.iter().any(|id| names.is_managed(*id)) {
+        if frames.iter().any(|id| names.is_managed_word(*id)) {
             frames.retain(|id| is_kept[id.0 as usize]);
         }
     });

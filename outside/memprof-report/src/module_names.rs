@@ -108,7 +108,7 @@ impl ModuleNames {
             }
             // An offset from a region's start has a meaning only inside the region, and only if it is not all of
             // memory.
-            Some(mapping) if !mapping.contains(call) || mapping.is_of_linked_addresses() => {
+            Some(mapping) if !mapping.contains(call) || mapping.has_linked_addresses() => {
                 call.to_string()
             }
             Some(mapping) => {

@@ -150,7 +150,7 @@ impl Names {
     }
 
     /// Sets the frame and the language of a managed word, which stands for a function of an interpreted program.
-    pub(crate) fn set_managed(&mut self, word: AddressId, frame: Frame, language: StringId) {
+    pub(crate) fn set_managed_word(&mut self, word: AddressId, frame: Frame, language: StringId) {
         self.set_frames(word, &[frame]);
         self.managed.insert(word, language);
     }
@@ -161,12 +161,12 @@ impl Names {
     }
 
     /// Returns whether an address is a managed word, which stands for a function of an interpreted program.
-    pub(crate) fn is_managed(&self, address: AddressId) -> bool {
+    pub(crate) fn is_managed_word(&self, address: AddressId) -> bool {
         self.managed.contains_key(&address)
     }
 
     /// Returns whether any function is one of an interpreted program.
-    pub(crate) fn has_managed(&self) -> bool {
+    pub(crate) fn has_managed_words(&self) -> bool {
         !self.managed.is_empty()
     }
 

@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use crate::demangle::{
-    Language, demangle_clone, demangle_with_parameters, may_have_parameters_or_suffix,
+    Language, demangle_with_parameters, demangle_with_parameters_and_suffix,
+    may_have_parameters_or_suffix,
 };
 use crate::names::{Frame, Names, StringId};
 use crate::stacks::AddressId;
@@ -86,7 +87,7 @@ impl<'p> FunctionNames<'p> {
         let is_flat = self.is_flat;
         let known = self.cache.entry((frame.function, linkage));
         Cow::Borrowed(known.or_insert_with(|| match is_flat {
-            true => demangle_clone(symbol),
+            true => demangle_with_parameters_and_suffix(symbol),
             false => demangle_with_parameters(symbol).into_owned(),
         }))
     }

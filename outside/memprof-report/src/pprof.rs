@@ -176,7 +176,10 @@ struct Reader<'a> {
 /// By string index: the id of the demangled or printable name. Each string is demangled once, however many frames
 /// use it.
 struct InternedStrings {
+    /// Names, which are shown as the file has them.
     functions: Vec<Option<StringId>>,
+    /// System names, which are demangled.
+    symbols: Vec<Option<StringId>>,
     files: Vec<Option<StringId>>,
 }
 
@@ -262,6 +265,7 @@ impl<'a> Reader<'a> {
         let mut names = Names::default();
         let mut known = InternedStrings {
             functions: vec![None; self.strings.len()],
+            symbols: vec![None; self.strings.len()],
             files: vec![None; self.strings.len()],
         };
         let mut ids: Vec<(u64, AddressId)> = Vec::new();
@@ -339,17 +343,25 @@ impl<'a> Reader<'a> {
         let file = self.string_at(function.filename)?;
         let file = match &*file {
             "" => None,
-            file => Some(self.intern_cached(&mut known.files, function.filename, file, names)?),
+            file => {
+                Some(self.intern_string_at(&mut known.files, function.filename, file, names)?)
+            }
         };
-        let text = self.string_at(name)?;
         // A name is as the writer wants it (`get @@iterator`); a system name is a symbol.
-        let text = match is_named {
-            true => text,
-            false => Cow::Owned(demangle(&text).into_owned()),
+        let known = match is_named {
+            true => &mut known.functions,
+            false => &mut known.symbols,
         };
-        let function = match known.functions[name as usize] {
+        let function = match known[name as usize] {
             Some(function) => function,
-            None => self.intern_cached(&mut known.functions, name, &text, names)?,
+            None => {
+                let text = self.string_at(name)?;
+                let text = match is_named {
+                    true => text,
+                    false => Cow::Owned(demangle(&text).into_owned()),
+                };
+                self.intern_string_at(known, name, &text, names)?
+            }
         };
         Ok(Some(Frame {
             function,
@@ -362,7 +374,7 @@ impl<'a> Reader<'a> {
 
     /// Returns the id of `text`, the displayed form of the string at `index` of the string table. Enters a new text
     /// into `names`. `known` caches the ids by index. Fails if the memory budget is exceeded.
-    fn intern_cached(
+    fn intern_string_at(
         &mut self,
         known: &mut [Option<StringId>],
         index: i64,

@@ -137,7 +137,7 @@ impl Mapping {
     /// Returns whether an address lies in this mapping. Always true for a mapping of linked addresses, which spans the
     /// whole address space. A pprof location may name a mapping in which it does not lie.
     pub(crate) fn contains(&self, address: Address) -> bool {
-        self.is_of_linked_addresses() || (self.start..self.end).contains(&address)
+        self.has_linked_addresses() || (self.start..self.end).contains(&address)
     }
 
     /// Last component of the path, without the kernel's ` (deleted)`; `[anonymous]` if there is none.
@@ -160,7 +160,7 @@ impl Mapping {
     /// Returns whether addresses in the mapping are the linked ones of its file: the mapping spans the whole address
     /// space, as `jemalloc_pprof` writes the mappings of addresses that it has normalized. Source: `GetBase` of pprof's
     /// `elfexec`.
-    pub(crate) fn is_of_linked_addresses(&self) -> bool {
+    pub(crate) fn has_linked_addresses(&self) -> bool {
         self.start.0 == 0 && self.offset == 0 && matches!(self.end.0, 0 | u64::MAX)
     }
 
@@ -334,13 +334,13 @@ impl Profile {
     pub fn mapping_of_frame(&self, frame: AddressId) -> Option<usize> {
         match &self.address_mappings {
             Some(named) => named.get(frame.0 as usize)?.map(|index| index as usize),
-            None => self.mapping_of(self.stacks.call_address(frame)),
+            None => self.mapping_of_address(self.stacks.call_address(frame)),
         }
     }
 
     /// Returns the mapping that contains an address, as an index into `mappings`. `None` if no mapping does. Not for
     /// pprof profiles, in which several may.
-    pub(crate) fn mapping_of(&self, address: Address) -> Option<usize> {
+    pub(crate) fn mapping_of_address(&self, address: Address) -> Option<usize> {
         let after = self.mappings.partition_point(|m| m.start <= address);
         let index = after.checked_sub(1)?;
         (address < self.mappings[index].end).then_some(index)

@@ -2,12 +2,16 @@
 //! redis-check-rdb.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::profile::Profile;
+
+/// Longest path that the kernel accepts (`PATH_MAX`). The arguments of a process may have gigabytes.
+const MAX_PATH_BYTES: u64 = 4096;
 
 /// Another name of a program's file, by which it was started.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +27,10 @@ pub struct ProgramLink {
 pub fn program_link(pid: u32) -> Option<ProgramLink> {
     let proc_dir = PathBuf::from(format!("/proc/{pid}"));
     let path = fs::read_link(proc_dir.join("exe")).ok()?;
-    let arguments = fs::read(proc_dir.join("cmdline")).ok()?;
+    let mut arguments = Vec::new();
+    let command_line = File::open(proc_dir.join("cmdline")).ok()?;
+    let mut command_line = command_line.take(MAX_PATH_BYTES);
+    command_line.read_to_end(&mut arguments).ok()?;
     // Some programs append their state to the name, after a blank.
     let word = arguments.split(|byte| b"\0 ".contains(byte)).next()?;
     let word = Path::new(OsStr::from_bytes(word));

@@ -21,10 +21,10 @@ const CODE_GENERATION: u64 = 0x4d_5003;
 impl PseudoFrame {
     /// Decodes a pseudo frame, a number in a stack that stands for data: bits 40 to 63 are its kind, bits 1 to 32 its
     /// value. `None` if `frame` has no known kind, as an address of code.
-    pub(crate) fn from_frame(frame: u64) -> Option<Self> {
-        let alloc_time = AllocTime::from_frame(frame).map(Self::AllocTime);
+    pub(crate) fn from_stack_word(frame: u64) -> Option<Self> {
+        let alloc_time = AllocTime::from_pseudo_frame(frame).map(Self::AllocTime);
         alloc_time
-            .or_else(|| LabelId::from_frame(frame).map(Self::Label))
+            .or_else(|| LabelId::from_pseudo_frame(frame).map(Self::Label))
             .or_else(|| {
                 (frame >> 40 == CODE_GENERATION)
                     .then_some(Self::CodeGeneration((frame >> 1) as u32))
@@ -80,18 +80,19 @@ impl StackMarks {
 }
 
 /// Removes the pseudo frames at the end of a stack's line, which other tools would take for addresses.
-pub(crate) fn strip_pseudo_frames(line: &[u8]) -> &[u8] {
-    match last_pseudo_frame(line) {
-        Some((rest, _)) => strip_pseudo_frames(rest),
-        None => line,
+pub(crate) fn strip_pseudo_frames(mut line: &[u8]) -> &[u8] {
+    while let Some((rest, _)) = last_pseudo_frame(line) {
+        line = rest;
     }
+    line
 }
 
 /// Returns the pseudo frame at the end of a stack's line, and the text before it. `None` if the last word is no pseudo
-/// frame.
+/// frame. Ignores blanks at the end, as the parser does.
 pub(crate) fn last_pseudo_frame(line: &[u8]) -> Option<(&[u8], PseudoFrame)> {
+    let line = line.trim_ascii_end();
     let (rest, word) = line.split_at(line.iter().rposition(|c| *c == b' ')?);
     let digits = std::str::from_utf8(word.strip_prefix(b" 0x")?).ok()?;
-    let mark = PseudoFrame::from_frame(u64::from_str_radix(digits, 16).ok()?)?;
+    let mark = PseudoFrame::from_stack_word(u64::from_str_radix(digits, 16).ok()?)?;
     Some((rest, mark))
 }

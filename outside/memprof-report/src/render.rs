@@ -15,7 +15,7 @@ mod text;
 mod tree;
 
 pub use flamegraph::FLAMEGRAPH_POLICY;
-pub(crate) use negative::left_out_note;
+pub(crate) use negative::negative_values_note;
 
 pub use html::{Cells, Column, Outline, OutlinePage, POLICY, VIEWER};
 
@@ -53,7 +53,7 @@ pub struct RenderInput<'a> {
 impl RenderInput<'_> {
     /// Checks that no sum over samples of the profile and its base can overflow, and fails otherwise: the sum of all
     /// absolute values must fit in 64 bits.
-    fn check_sums(&self) -> Result<()> {
+    fn check_sums_cannot_overflow(&self) -> Result<()> {
         let mut named = [Some(self.profile), self.base].into_iter().flatten();
         let sum = named.try_fold(SampleValues::default(), |sum, named| {
             sum.checked_add(named.profile.absolute_totals()?)
@@ -86,7 +86,7 @@ impl RenderInput<'_> {
     /// Returns the amount of which the percentages of a report are shares: the sum of the stacks' absolute values,
     /// which is the total unless some values are negative, as in a difference. In a comparison, the larger one of the
     /// two sums.
-    fn share_total(&self, sample_type: SampleType) -> i64 {
+    fn amount_for_percentages(&self, sample_type: SampleType) -> i64 {
         let sum = |named: &SymbolizedProfile| {
             let samples = &named.profile.samples;
             let value = |sample: &Sample| sample.values[sample_type];
@@ -263,7 +263,7 @@ fn function_label<'f>(
 /// # Errors
 /// A sum of values passes 63 bits, the profile lacks what the options name, or `out` fails.
 pub fn render(input: &RenderInput<'_>, options: &Options, out: &mut dyn Write) -> Result<()> {
-    input.check_sums()?;
+    input.check_sums_cannot_overflow()?;
     if let Some(function) = &options.why {
         return explain_origin(input.profile, &options.origin_rules, function, out);
     }

@@ -12,7 +12,7 @@ use std::io::{BufRead, Write};
 use self::base_notes::{other_program_warning, other_start_warning};
 use self::empty_profile::{ONLY_MEMPROF, all_zero_reason, empty_reason, is_all_zero};
 use self::input_profile::read_input;
-use self::loaded_profile::check_units;
+use self::loaded_profile::check_same_unit;
 pub use self::merged_profile::join_notes;
 use self::notes::{lost_samples_note, missing_stacks_note, unattributed_note};
 
@@ -83,7 +83,7 @@ pub fn write_report(
         ..options.clone()
     };
     if let Some(base) = &base {
-        check_units(&profile, base).map_err(|error| input_error(&name, error))?;
+        check_same_unit(&profile, base).map_err(|error| input_error(&name, error))?;
     }
     let mut modules = ModuleNames::new(
         [Some(&profile), base.as_ref()]
@@ -125,7 +125,7 @@ pub fn write_report(
     if options.normalize
         && let Some(base) = &mut base
     {
-        scale_to_total(&mut base.profile, &profile.profile, options.sample_type)?;
+        scale_base_to_total(&mut base.profile, &profile.profile, options.sample_type)?;
     }
     profile
         .profile
@@ -150,7 +150,7 @@ pub fn write_report(
         let advice = interpreter_advice(&profile, options.sample_type, &options.origin_rules);
         profile.profile.warnings.extend(advice);
     }
-    let left_out = render::left_out_note(&profile, base.as_ref(), options);
+    let left_out = render::negative_values_note(&profile, base.as_ref(), options);
     profile.profile.warnings.extend(left_out);
     let notes = options.notes.iter().cloned();
     profile.profile.warnings.splice(0..0, notes);
@@ -253,7 +253,11 @@ fn jeprof_base_problem(new: &str, base: &str) -> String {
 
 /// Scales the values of `base` so that its total of `sample_type` is that of `profile`. Fails if the base's total is 0,
 /// a total is negative, or a sum overflows.
-fn scale_to_total(base: &mut Profile, profile: &Profile, sample_type: SampleType) -> Result<()> {
+fn scale_base_to_total(
+    base: &mut Profile,
+    profile: &Profile,
+    sample_type: SampleType,
+) -> Result<()> {
     let overflow = || Error::Overflow {
         problem: "the normalized base passes 63 bits".into(),
     };

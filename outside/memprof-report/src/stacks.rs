@@ -28,6 +28,8 @@ pub struct Stacks {
     /// Index of the stacks by hash. Empty while stacks come in jemalloc's order: then a stack greater than the last is
     /// new.
     known: HashTable<StackEntry>,
+    /// Whether the stacks are not in that order.
+    is_unordered: bool,
     seed: StackHasher,
     /// Names of the managed words among the addresses.
     pub(crate) managed: ManagedNames,
@@ -42,7 +44,7 @@ struct StackEntry {
 
 impl StackEntry {
     /// Spreads the stored half of a hash over 64 bits, because the index uses the lowest and the highest of them.
-    fn index_hash(hash: u32) -> u64 {
+    fn spread_hash(hash: u32) -> u64 {
         u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 }
@@ -83,14 +85,14 @@ impl Stacks {
     /// order of jemalloc's dumps, only the last one can be equal, so no index is needed. From the first stack that is
     /// out of order on, an index finds equal ones.
     pub fn finish_stack(&mut self) -> StackId {
-        if self.known.is_empty() {
-            match self.compare_with_last() {
-                Ordering::Greater => return self.append_pending(),
+        if !self.is_unordered {
+            match self.compare_pending_with_last() {
+                Ordering::Greater => return self.store_pending_stack(),
                 Ordering::Equal => {
                     self.clear_pending();
                     return StackId(self.ends.len() as u32 - 1);
                 }
-                Ordering::Less => {}
+                Ordering::Less => self.is_unordered = true,
             }
         }
         if self.known.is_empty() {
@@ -99,25 +101,25 @@ impl Stacks {
         let frames = &self.frames[self.pending_start()..];
         let hash = self.hash_frames(frames);
         let is_equal = |known: &StackEntry| known.hash == hash && self.frames(known.id) == frames;
-        let known = self.known.find(StackEntry::index_hash(hash), is_equal);
+        let known = self.known.find(StackEntry::spread_hash(hash), is_equal);
         if let Some(&StackEntry { id, .. }) = known {
             self.clear_pending();
             return id;
         }
-        let id = self.append_pending();
+        let id = self.store_pending_stack();
         self.index_stack(StackEntry { hash, id });
         id
     }
 
     /// Adds a stack that is not in the index yet.
     fn index_stack(&mut self, entry: StackEntry) {
-        let index_hash = |entry: &StackEntry| StackEntry::index_hash(entry.hash);
+        let spread_hash = |entry: &StackEntry| StackEntry::spread_hash(entry.hash);
         self.known
-            .insert_unique(index_hash(&entry), entry, index_hash);
+            .insert_unique(spread_hash(&entry), entry, spread_hash);
     }
 
     /// Stores the pending stack as a new one, and returns its id.
-    fn append_pending(&mut self) -> StackId {
+    fn store_pending_stack(&mut self) -> StackId {
         let id = StackId(self.ends.len() as u32);
         self.ends.push(self.frames.len());
         id
@@ -125,7 +127,7 @@ impl Stacks {
 
     /// Compares the pending stack with the last one in the order of jemalloc's dumps (`prof_gctx_comp`): by addresses
     /// as bytes, then by ids, since an address may have several ids. Greater if there is no last one.
-    fn compare_with_last(&self) -> Ordering {
+    fn compare_pending_with_last(&self) -> Ordering {
         let Some(last) = self.ends.len().checked_sub(1) else {
             return Ordering::Greater;
         };
@@ -159,11 +161,13 @@ impl Stacks {
             ends.push(selected.len());
         }
         (self.frames, self.ends) = (selected, ends);
-        // The hashes are those of the old frames.
+        // The hashes and the order are those of the old frames.
         self.known.clear();
+        self.is_unordered = true;
     }
 
-    /// Releases the memory of the index of stacks. It is built again when a stack is added out of order.
+    /// Releases the memory of the index of stacks. It is built again when a stack is added, unless all stacks are in
+    /// jemalloc's order.
     pub(crate) fn drop_index(&mut self) {
         self.known = HashTable::new();
     }
@@ -230,7 +234,7 @@ impl Default for StackHasher {
 impl StackHasher {
     /// Returns the hash with two more words added, by one multiplication as in wyhash. The constant is odd and its bits
     /// have no pattern.
-    pub(crate) fn add_words(self, first: u64, second: u64) -> Self {
+    pub(crate) fn with_words(self, first: u64, second: u64) -> Self {
         let product = u128::from(self.0 ^ first)
             * u128::from(second ^ self.0.rotate_left(32) ^ 0xd6e8_feb8_6659_fd93);
         Self((product as u64) ^ ((product >> 64) as u64))
@@ -243,12 +247,12 @@ impl StackHasher {
         let word = |low, high| u64::from(number(high)) << 32 | u64::from(number(low));
         let mut hash = self;
         for chunk in &mut chunks {
-            hash = hash.add_words(word(chunk[0], chunk[1]), word(chunk[2], chunk[3]));
+            hash = hash.with_words(word(chunk[0], chunk[1]), word(chunk[2], chunk[3]));
         }
         for id in chunks.remainder() {
-            hash = hash.add_words(u64::from(number(*id)), 0);
+            hash = hash.with_words(u64::from(number(*id)), 0);
         }
-        hash.add_words(ids.len() as u64, 0).0
+        hash.with_words(ids.len() as u64, 0).0
     }
 
     /// Slot of the hash in a table of `size` slots, a power of two.
@@ -283,5 +287,26 @@ mod tests {
         assert_eq!(ids(&[&[1, 2], &[1], &[0x100, 9], &[]]), [4, 3, 2, 0]);
         assert_eq!(ids(&[&[1, 3], &[1, 2], &[1, 3], &[0x100]]), [5, 4, 5, 1]);
         assert_eq!(stacks.len(), 6);
+    }
+
+    #[test]
+    fn equal_stack_is_found_after_the_index_was_dropped() {
+        let add = |stacks: &mut Stacks, addresses: &[u64]| {
+            for address in addresses {
+                let frame = stacks.intern_address(Address(*address));
+                stacks.push_frame(frame);
+            }
+            stacks.finish_stack().0
+        };
+        let mut stacks = Stacks::default();
+        assert_eq!(add(&mut stacks, &[1, 2]), 0);
+        assert_eq!(add(&mut stacks, &[1]), 1);
+        stacks.drop_index();
+        assert_eq!(add(&mut stacks, &[1, 2]), 0);
+        let mut stacks = Stacks::default();
+        assert_eq!(add(&mut stacks, &[1, 5]), 0);
+        assert_eq!(add(&mut stacks, &[2]), 1);
+        stacks.select_frames(|frames| frames.retain(|id| id.0 != 0));
+        assert_eq!(add(&mut stacks, &[5]), 0);
     }
 }

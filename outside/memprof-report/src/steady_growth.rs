@@ -64,7 +64,7 @@ pub fn find_steady_growth(named: &SymbolizedProfile, folded: &Folded<'_>) -> Res
                 bytes_by_span[(bucket_index - 1) * SPAN_COUNT / whole] += bytes;
             }
         }
-        let lengths = (0..SPAN_COUNT).map(|span| span_len(span, whole));
+        let lengths = (0..SPAN_COUNT).map(|span| buckets_in_span(span, whole));
         let projected = bytes_by_span
             .iter()
             .zip(lengths)
@@ -104,7 +104,7 @@ fn bucket_index(ages: AgeBuckets, alloc_time: AllocTime) -> usize {
 
 /// Returns the number of buckets in the span with the index `span`, if `whole` buckets are divided into [`SPAN_COUNT`]
 /// spans. Spans differ by one bucket at most.
-fn span_len(span: usize, whole: usize) -> i128 {
+fn buckets_in_span(span: usize, whole: usize) -> i128 {
     let first = |span: usize| (span * whole).div_ceil(SPAN_COUNT);
     (first(span + 1) - first(span)) as i128
 }
@@ -121,7 +121,7 @@ mod tests {
                 lengths[bucket_index * SPAN_COUNT / whole] += 1;
             }
             for (span, counted) in lengths.into_iter().enumerate() {
-                assert_eq!(span_len(span, whole), counted, "{span} of {whole}");
+                assert_eq!(buckets_in_span(span, whole), counted, "{span} of {whole}");
             }
         }
     }

@@ -85,7 +85,7 @@ impl Sources {
         let root = pid.map(|pid| PathBuf::from(format!("/proc/{pid}/root")));
         let machine = rustix::system::uname();
         Self {
-            binary: pid.and_then(deleted_binary),
+            binary: pid.and_then(path_of_deleted_binary),
             roots: root.into_iter().chain([PathBuf::from("/")]).collect(),
             binary_root: None,
             machine: Some(machine.nodename().to_string_lossy().into_owned()),
@@ -98,7 +98,7 @@ impl Sources {
 
 /// Returns `/proc/PID/exe`, at which the kernel still has the main program of a process, if the program's file was
 /// deleted or replaced. `None` if the file is still there, or /proc does not show the process.
-fn deleted_binary(pid: u32) -> Option<PathBuf> {
+fn path_of_deleted_binary(pid: u32) -> Option<PathBuf> {
     let exe = PathBuf::from(format!("/proc/{pid}/exe"));
     let target = std::fs::read_link(&exe).ok()?;
     let is_deleted = target.to_string_lossy().ends_with(" (deleted)");
@@ -168,7 +168,7 @@ pub fn symbolize(
     let mut known = KnownFrames::default();
     let mut names = find_symbols(profile, sources, progress, &mut budget, &mut known)?;
     let modules = ModuleNames::new([(&*profile, &names)]);
-    name_by_offset(profile, &mut names, &modules);
+    name_addresses_by_offset(profile, &mut names, &modules);
     Ok(names)
 }
 
@@ -242,7 +242,11 @@ fn pseudo_frame_name(profile: &Profile, address: Address) -> Option<&'static str
 
 /// Names every address without frames by module and offset. An address in no mapping is its own name; a warning counts
 /// these, because a dump may be truncated in its mappings.
-pub(crate) fn name_by_offset(profile: &mut Profile, names: &mut Names, modules: &ModuleNames) {
+pub(crate) fn name_addresses_by_offset(
+    profile: &mut Profile,
+    names: &mut Names,
+    modules: &ModuleNames,
+) {
     let mut unmapped = 0;
     for id in (0..profile.stacks.addresses().len() as u32).map(AddressId) {
         if !names.frames(id).is_empty() {
@@ -319,7 +323,7 @@ fn symbolize_files(
 }
 
 /// Returns a note on `count` addresses whose `parts` (names, lines) were not read because [`TIME_LIMIT`] passed.
-fn late_note(parts: &str, count: usize) -> String {
+fn time_limit_note(parts: &str, count: usize) -> String {
     format!(
         "the {parts} of {count} addresses are not read: {} s are for the names of a report, of which each process has a \
          part; --binary-root names a directory with a stripped copy, or --no-symbols leaves all names out",
@@ -357,7 +361,7 @@ fn symbolize_file(
     if is_late() && !known.has_file(file) {
         result
             .notes
-            .push(note(late_note("names", file.queries.len())));
+            .push(note(time_limit_note("names", file.queries.len())));
         return Ok(result);
     }
     match search::find_binary(file, origin.machine.as_deref(), sources)? {
@@ -373,12 +377,14 @@ fn symbolize_file(
                     return Ok(result);
                 }
             }
+            binary.find_debug_file(deadline);
             if is_late() {
-                result.notes.push(note(late_note("names", queries.len())));
+                result
+                    .notes
+                    .push(note(time_limit_note("names", queries.len())));
                 result.is_late = true;
                 return Ok(result);
             }
-            binary.find_debug_file();
             let file = &ObjectFile {
                 queries,
                 mappings: file.mappings.clone(),

@@ -3,7 +3,7 @@
 use crate::allocator_frames::{allocator_depths, is_allocator_function};
 use crate::code_origin::{CodeOrigin, CodeOrigins, OriginRules};
 use crate::error::Result;
-use crate::managed::is_managed;
+use crate::managed::is_managed_word;
 use crate::names::{Frame, Names};
 use crate::profile::{Address, Mapping, Profile};
 use crate::pseudo_frames::PseudoFrame;
@@ -42,10 +42,9 @@ pub fn symbolize_stacks(
         ..Profile::default()
     };
     let interned = stacks.iter().map(|stack| {
-        for frame in stack
-            .iter()
-            .filter(|frame| PseudoFrame::from_frame(**frame).is_none() && !is_managed(**frame))
-        {
+        for frame in stack.iter().filter(|frame| {
+            PseudoFrame::from_stack_word(**frame).is_none() && !is_managed_word(**frame)
+        }) {
             let address = profile.stacks.intern_address(Address(*frame));
             profile.stacks.push_frame(address);
         }

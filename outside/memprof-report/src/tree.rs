@@ -112,7 +112,7 @@ impl Iterator for Preorder<'_> {
 }
 
 /// Fails if the nodes of the call tree without the root, of `bytes_per_node` each, would exceed the memory budget.
-pub(crate) fn require_memory(
+pub(crate) fn check_tree_memory(
     folded: &Folded<'_>,
     bytes_per_node: u64,
     mut memory_left: MemoryLeft,
@@ -125,7 +125,7 @@ pub(crate) fn require_memory(
 /// Returns the nodes of the call tree in preorder, each with its own value and the value with its callees. Fails if the
 /// nodes exceed the memory budget.
 pub(crate) fn call_tree(folded: &Folded<'_>, memory_left: MemoryLeft) -> Result<Vec<Node>> {
-    require_memory(folded, BYTES_PER_NODE, memory_left)?;
+    check_tree_memory(folded, BYTES_PER_NODE, memory_left)?;
     let mut nodes: Vec<Node> = Vec::new();
     // Index of the last node of each depth.
     let mut path: Vec<u32> = Vec::new();

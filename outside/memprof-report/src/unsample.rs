@@ -176,14 +176,14 @@ impl TotalsTolerance {
     /// Adds the rounding error of one stack. `values` are its raw values, sampled at a mean interval of `interval`
     /// bytes.
     fn add_stack(&mut self, values: SampleValues, interval: u64) {
-        let difference = Self::line_rounding(values, interval);
+        let difference = Self::max_rounding_error(values, interval);
         self.max += difference;
         // The error is distributed uniformly between -difference and +difference.
         self.variance += difference * difference / 3.0;
     }
 
     /// Largest effect of rounding the objects of a line to a whole number, in bytes.
-    fn line_rounding(values: SampleValues, interval: u64) -> f64 {
+    fn max_rounding_error(values: SampleValues, interval: u64) -> f64 {
         let objects = values[SampleType::InuseObjects] as f64;
         let bytes = values[SampleType::InuseSpace] as f64;
         if bytes <= 0.0 {
@@ -223,7 +223,7 @@ fn header_mismatch_warning(
         * sample_weight(header[SampleType::InuseObjects], header[space], sampling);
     let difference = totals[space] as f64 - expected;
     let tolerance =
-        tolerance.bytes_for_total(expected) + TotalsTolerance::line_rounding(header, interval);
+        tolerance.bytes_for_total(expected) + TotalsTolerance::max_rounding_error(header, interval);
     (difference.abs() > tolerance).then(|| {
         format!(
             "the stacks add up to {} bytes, the header says {expected:.0} ({:+.2} %): \

@@ -162,7 +162,7 @@ impl<'c> ResultFlow<'c> {
                 }
                 FlowControl::UnconditionalBranch => {
                     let target = instruction.near_branch_target();
-                    return match self.contains(target) {
+                    return match self.is_in_function(target) {
                         true => PathEnd::Branches(vec![(target, holders)]),
                         // A tail call, e.g. of memset, may return its first argument.
                         false if holders.has_register(Register::RDI) => PathEnd::Returned,
@@ -193,7 +193,7 @@ impl<'c> ResultFlow<'c> {
     }
 
     /// Returns whether an address is in the code of the function.
-    fn contains(&self, address: u64) -> bool {
+    fn is_in_function(&self, address: u64) -> bool {
         address >= self.start && address - self.start < self.code.len() as u64
     }
 }

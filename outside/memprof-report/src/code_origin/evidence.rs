@@ -7,8 +7,8 @@ use super::name_rules::{find_rule, language_of_demangled_name};
 use super::namespace::namespaces;
 use super::reason::{OriginReason, Verdict};
 use super::rules::{RUNTIMES, Runtime};
-use super::source_file::library_directory;
-use super::{CodeOrigin, OriginRules, main_crates};
+use super::source_file::find_library_directory;
+use super::{CodeOrigin, OriginRules, crates_with_main};
 use crate::demangle::Language;
 use crate::names::{Frame, StringId};
 use crate::stacks::AddressId;
@@ -52,7 +52,7 @@ impl ProfileEvidence {
             .collect();
         let packages = mains.iter().filter_map(|(_, frame)| {
             let path = names.strings.get(frame.file?);
-            let (directory, package) = library_directory(path)?;
+            let (directory, package) = find_library_directory(path)?;
             (directory.package_depth > 0).then(|| package.to_owned())
         });
         let strings = || (0..names.strings.len() as u32).map(|id| names.strings.get(StringId(id)));
@@ -62,7 +62,7 @@ impl ProfileEvidence {
         let runtime = RUNTIMES.iter().find(|(_, starts)| is_runtime(starts));
         Self {
             main_packages: packages.collect(),
-            main_crates: main_crates(mains.iter().copied()),
+            main_crates: crates_with_main(mains.iter().copied()),
             runtime: runtime.map(|(runtime, _)| *runtime),
             has_rust: strings()
                 .any(|name| RUST_PREFIXES.iter().any(|start| name.starts_with(start))),

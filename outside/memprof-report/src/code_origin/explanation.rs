@@ -6,7 +6,7 @@ use std::io::Write;
 
 use super::reason::{BlockUse, OriginReason, Verdict, WrapperShape};
 use super::{CodeOrigin, CodeOrigins, OriginRules};
-use crate::calling_place::name_without_call;
+use crate::calling_place::row_name_without_call;
 use crate::error::{Error, Result};
 use crate::plural::pluralize;
 use crate::stacks::AddressId;
@@ -26,7 +26,7 @@ pub(crate) fn explain_origin(
 ) -> Result<()> {
     let SymbolizedProfile { profile, names, .. } = named;
     let origins = CodeOrigins::new(named, origin_rules);
-    let function = name_without_call(function);
+    let function = row_name_without_call(function);
     // By name, source file and mapped file.
     let mut found: BTreeMap<(&str, &str, &str), (Verdict, bool)> = BTreeMap::new();
     let main = profile.main_file().map(|mapping| mapping.path.as_str());
@@ -54,9 +54,9 @@ pub(crate) fn explain_origin(
     for ((name, source, file), (verdict, is_main)) in found.into_iter().take(MAX_SHOWN) {
         writeln!(out, "{name}: {}", origin_meaning(verdict.origin))?;
         writeln!(out, "  reason: {}", verdict.reason)?;
-        writeln!(out, "  source file: {}", or_unknown(source))?;
+        writeln!(out, "  source file: {}", text_or_unknown(source))?;
         let program = if is_main { ", the program" } else { "" };
-        writeln!(out, "  in: {}{program}", or_unknown(file))?;
+        writeln!(out, "  in: {}{program}", text_or_unknown(file))?;
         let pattern = format!("'^{}$'", regex::escape(name));
         match verdict.origin {
             CodeOrigin::Program => {
@@ -78,7 +78,7 @@ pub(crate) fn explain_origin(
 }
 
 /// Returns the text, or `unknown` if it is empty.
-fn or_unknown(text: &str) -> &str {
+fn text_or_unknown(text: &str) -> &str {
     match text {
         "" => "unknown",
         text => text,

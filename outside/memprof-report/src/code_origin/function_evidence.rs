@@ -2,7 +2,7 @@
 
 use super::mapped_file::MappedFile;
 use super::rules::{Runtime, SourceDirectory};
-use super::source_file::library_directory;
+use super::source_file::find_library_directory;
 use crate::demangle::Language;
 use crate::names::{Frame, Names, StringId};
 
@@ -37,7 +37,7 @@ pub(super) struct FunctionEvidence<'p> {
 impl<'p> SourceEvidence<'p> {
     /// Classifies a source file: in a directory of libraries or not. `path` is empty if the file is unknown.
     pub(super) fn new(path: &'p str) -> Self {
-        match library_directory(path) {
+        match find_library_directory(path) {
             _ if path.is_empty() => Self::Unknown,
             Some((directory, package)) => Self::Library {
                 path,

@@ -7,7 +7,7 @@ use super::CodeOrigin;
 use super::function_evidence::{FunctionEvidence, SourceEvidence};
 use super::namespace::namespaces;
 use super::rules::{NameRule, Reach};
-use super::source_file::mentions_word;
+use super::source_file::has_word_with_prefix;
 use crate::demangle::Language;
 
 /// Rule that holds for a function, with its pattern.
@@ -54,24 +54,24 @@ fn rule_holds(reach: &Reach, function: &FunctionEvidence<'_>, namespace: Option<
         Reach::With(words) => {
             let is_own = function.file.is_own();
             let file_name = function.file.path.and_then(|path| path.rsplit('/').next());
-            let mentions_word =
-                |path: Option<&str>| path.is_some_and(|path| mentions_word(path, words));
+            let has_word_with_prefix =
+                |path: Option<&str>| path.is_some_and(|path| has_word_with_prefix(path, words));
             match function.source {
-                SourceEvidence::Library { path, .. } => mentions_word(Some(path)) || !is_own,
+                SourceEvidence::Library { path, .. } => has_word_with_prefix(Some(path)) || !is_own,
                 // A relative path leaves out the directory of the package.
                 SourceEvidence::Own(path)
                     if path.starts_with('/') && (is_own || function.file.path.is_none()) =>
                 {
-                    mentions_word(Some(path))
+                    has_word_with_prefix(Some(path))
                 }
                 SourceEvidence::Own(path) if is_own => {
-                    mentions_word(Some(path)) || mentions_word(file_name)
+                    has_word_with_prefix(Some(path)) || has_word_with_prefix(file_name)
                 }
                 SourceEvidence::Own(path) if function.file.path.is_none() => {
-                    mentions_word(Some(path))
+                    has_word_with_prefix(Some(path))
                 }
                 SourceEvidence::Own(_) | SourceEvidence::Unknown => {
-                    !is_own || mentions_word(file_name)
+                    !is_own || has_word_with_prefix(file_name)
                 }
             }
         }

@@ -14,7 +14,7 @@ pub(super) fn namespaces(function: &str) -> Vec<Cow<'_, str>> {
     let Some(inside) = function.strip_prefix('<') else {
         return plain_namespace(function).into_iter().collect();
     };
-    let kind = type_crate(inside);
+    let kind = crate_of_type(inside);
     let named = inside.split_once(" as ").map(|(_, named)| named);
     // `<[T]>::to_vec`, `<u8 as <[_]>::to_vec_in::ConvertVec>::to_vec`: only Rust's own libraries may add functions to
     // built-in types.
@@ -51,7 +51,7 @@ fn plain_namespace(function: &str) -> Option<Cow<'_, str>> {
 
 /// Returns the crate of the Rust type at the start of `text`, behind references, pointers, `dyn` and brackets. `None`
 /// for a type whose name has no path: it is generic or built in.
-fn type_crate(text: &str) -> Option<&str> {
+fn crate_of_type(text: &str) -> Option<&str> {
     let mut kind = text;
     while let Some(rest) = ["&mut ", "&", "*const ", "*mut ", "dyn ", "(", "[", "<"]
         .iter()

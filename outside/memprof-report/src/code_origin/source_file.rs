@@ -5,7 +5,7 @@ use super::rules::{SOURCE_DIRECTORIES, SourceDirectory};
 /// Returns the directory of libraries in which a source file lies, and the path of the file's package in that
 /// directory. If the directory is not divided into packages, the path ends with the directory. `None` if the file lies
 /// in no such directory: it belongs to the program, or to a shared library of the program.
-pub(super) fn library_directory(path: &str) -> Option<(&'static SourceDirectory, &str)> {
+pub(super) fn find_library_directory(path: &str) -> Option<(&'static SourceDirectory, &str)> {
     let mut directories = SOURCE_DIRECTORIES
         .iter()
         .filter(|directory| directory.files.contains(path));
@@ -31,7 +31,7 @@ fn directory_end(path: &str, directory: &str) -> Option<usize> {
 
 /// Returns whether a word of a path starts with one of `words`, with or without `lib` before it. Words are separated by
 /// characters that are neither letters nor digits.
-pub(super) fn mentions_word(path: &str, words: &[&str]) -> bool {
+pub(super) fn has_word_with_prefix(path: &str, words: &[&str]) -> bool {
     let mut parts = path.split(|c: char| !c.is_ascii_alphanumeric());
     parts.any(|part| {
         let part = part.to_ascii_lowercase();
@@ -45,12 +45,12 @@ pub(super) fn mentions_word(path: &str, words: &[&str]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::CodeOrigin;
-    use super::{library_directory, mentions_word};
+    use super::{find_library_directory, has_word_with_prefix};
 
     #[test]
     fn library_sources_are_known_by_their_directory() {
         let check = |path: &str, expected: Option<(CodeOrigin, &str)>| {
-            let found = library_directory(path);
+            let found = find_library_directory(path);
             let found = found.map(|(directory, package)| (directory.origin, package));
             assert_eq!(found, expected, "{path}");
         };
@@ -104,7 +104,7 @@ mod tests {
             check(own, None);
         }
         let check = |path: &str, directory: &str| {
-            let found = library_directory(path).map(|(found, _)| found.path);
+            let found = find_library_directory(path).map(|(found, _)| found.path);
             assert_eq!(found, Some(directory), "{path}");
         };
         check("/usr/lib/nim/system.nim", "/lib/nim/");
@@ -125,9 +125,9 @@ mod tests {
 
     #[test]
     fn words_of_a_path_are_whole_at_their_start() {
-        assert!(mentions_word("/usr/bin/redis-server", &["redis"]));
-        assert!(mentions_word("/usr/lib/libglib-2.0.so.0", &["glib"]));
-        assert!(mentions_word("../glib/gmem.c", &["glib"]));
-        assert!(!mentions_word("/home/me/predis/a.c", &["redis"]));
+        assert!(has_word_with_prefix("/usr/bin/redis-server", &["redis"]));
+        assert!(has_word_with_prefix("/usr/lib/libglib-2.0.so.0", &["glib"]));
+        assert!(has_word_with_prefix("../glib/gmem.c", &["glib"]));
+        assert!(!has_word_with_prefix("/home/me/predis/a.c", &["redis"]));
     }
 }

@@ -92,7 +92,7 @@ pub(super) fn mark_wrappers(origins: &mut CodeOrigins, named: &SymbolizedProfile
         let new: Vec<FunctionId> = shapes.keys().copied().filter(is_new).collect();
         if !new.is_empty() {
             let functions = &stacks.functions;
-            uses.append(&mut functions.count_stacks(named, origins, &candidates, &new));
+            uses.append(&mut functions.count_stacks_by_function(named, origins, &candidates, &new));
         }
         let mut wrappers: Vec<Option<WrapperShape>> = vec![None; stacks.functions.count];
         calls.retain(|function, front| {
@@ -111,7 +111,7 @@ pub(super) fn mark_wrappers(origins: &mut CodeOrigins, named: &SymbolizedProfile
         if pending.is_empty() {
             return;
         }
-        stacks.mark_verdicts(origins, &wrappers);
+        stacks.treat_wrappers_as_plumbing(origins, &wrappers);
     }
 }
 
@@ -192,8 +192,8 @@ impl<'p> LeafView<'p> {
     /// Finds the function of a stack that comes first after the allocator and plumbing at the leaf. Adds the stack, the
     /// function's caller and the function's use of the block to the entry of this function in `calls`. A library's
     /// function without a symbol is replaced by the function that it helps, see
-    /// [`front_and_caller`](Self::front_and_caller). Adds nothing if the function cannot be a wrapper, or has no
-    /// caller.
+    /// [`front_frame_and_caller`](Self::front_frame_and_caller). Adds nothing if the function cannot be a wrapper, or
+    /// has no caller.
     fn add_front_call(
         &self,
         origins: &CodeOrigins,
@@ -214,7 +214,7 @@ impl<'p> LeafView<'p> {
         else {
             return;
         };
-        let (front, caller) = self.front_and_caller(origins, front, &mut frames);
+        let (front, caller) = self.front_frame_and_caller(origins, front, &mut frames);
         let Some(caller) = caller else {
             return;
         };
@@ -242,7 +242,7 @@ impl<'p> LeafView<'p> {
     /// root. A library's function without a symbol is taken for a helper of the nearest caller that has a symbol and
     /// lies in the same file; that caller counts in its place, if it exists and may be a wrapper. Otherwise `first`
     /// counts. `frames` yields the frames after `first`, towards the root.
-    fn front_and_caller(
+    fn front_frame_and_caller(
         &self,
         origins: &CodeOrigins,
         first: LeafFrame<'p>,
@@ -355,7 +355,11 @@ impl<'p> LeafView<'p> {
 
     /// Changes the verdicts on wrappers to plumbing, unless stronger evidence has decided on them. `wrappers` has, by
     /// function id, the evidence that the function is a wrapper; `None` if it is none.
-    fn mark_verdicts(&self, origins: &mut CodeOrigins, wrappers: &[Option<WrapperShape>]) {
+    fn treat_wrappers_as_plumbing(
+        &self,
+        origins: &mut CodeOrigins,
+        wrappers: &[Option<WrapperShape>],
+    ) {
         for (functions, verdicts) in self.functions.by_address.iter().zip(&origins.by_address) {
             for (function, verdict) in functions.iter().zip(verdicts) {
                 let verdict = &mut origins.verdicts[*verdict as usize];

@@ -44,7 +44,7 @@ pub(super) fn split_clone_suffix(symbol: &str) -> (&str, &str) {
     if !symbol.contains('.') {
         return (symbol, "");
     }
-    let mut end = mangled_end(symbol).unwrap_or(symbol.len());
+    let mut end = end_of_mangled_name(symbol).unwrap_or(symbol.len());
     while let Some(start) = last_suffix_start(&symbol[..end]) {
         end = start;
     }
@@ -54,8 +54,8 @@ pub(super) fn split_clone_suffix(symbol: &str) -> (&str, &str) {
 /// Returns the end of a mangled name, at the dot of the suffix that follows. The first dot in a C++ name or a Rust v0
 /// name begins the suffix. A legacy Rust name contains dots itself, so its hash is its end. `None` if the symbol is not
 /// mangled, has no suffix, or is a legacy Rust name without a hash.
-fn mangled_end(symbol: &str) -> Option<usize> {
-    if let Some(end) = legacy_rust_end(symbol) {
+fn end_of_mangled_name(symbol: &str) -> Option<usize> {
+    if let Some(end) = end_of_legacy_rust_name(symbol) {
         return symbol[end..].starts_with('.').then_some(end);
     }
     let is_mangled = ["_Z", "__Z", "_R"]
@@ -71,7 +71,7 @@ fn mangled_end(symbol: &str) -> Option<usize> {
 
 /// Returns the end of a name of Rust's legacy scheme, after its hash: `17h`, 16 hexadecimal digits, `E`. `None` for
 /// other names.
-fn legacy_rust_end(symbol: &str) -> Option<usize> {
+fn end_of_legacy_rust_name(symbol: &str) -> Option<usize> {
     const HASH: usize = "17h".len() + 16;
     let mut starts = symbol
         .match_indices("17h")

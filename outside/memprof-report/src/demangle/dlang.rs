@@ -1,12 +1,17 @@
 //! Demangles the qualified names of D functions: <https://dlang.org/spec/abi.html#name_mangling>.
 
+use std::fmt::Write as _;
+
+use super::LimitedText;
+
 /// Demangles the path of a name with the prefix `_D`, without types: `shop.Cart.add` of `_D4shop4Cart3addMFiZv`. A
-/// template instance ends the path, as in `shop.build!(…)`. `_Dmain` becomes `D main`. `None` if the name is malformed.
+/// template instance ends the path, as in `shop.build!(…)`. `_Dmain` becomes `D main`. `None` if the name is malformed,
+/// or the path exceeds [`MAX_BYTES`](super::MAX_BYTES).
 pub(super) fn demangle_d(name: &str) -> Option<String> {
     if name == "_Dmain" {
         return Some("D main".to_owned());
     }
-    let mut path: Vec<&str> = Vec::new();
+    let mut path = LimitedText(String::new());
     // The path begins after `_D`.
     let mut at = 2;
     let mut is_template = false;
@@ -14,29 +19,34 @@ pub(super) fn demangle_d(name: &str) -> Option<String> {
         match next {
             b'0'..=b'9' => {
                 let (word, end) = parse_identifier(name, at)?;
-                match word.strip_prefix("__T").or(word.strip_prefix("__U")) {
+                let word = match word.strip_prefix("__T").or(word.strip_prefix("__U")) {
                     // Older compilers write an instance as one identifier.
                     Some(inner) => {
-                        path.push(parse_identifier(inner, 0)?.0);
                         is_template = true;
+                        parse_identifier(inner, 0)?.0
                     }
-                    None => path.push(word),
-                }
+                    None => word,
+                };
+                push_identifier(&mut path, word)?;
                 at = end;
             }
             b'Q' => {
                 let (distance, end) = parse_back_reference(name, at + 1)?;
-                path.push(parse_identifier(name, at.checked_sub(distance)?)?.0);
+                push_identifier(
+                    &mut path,
+                    parse_identifier(name, at.checked_sub(distance)?)?.0,
+                )?;
                 at = end;
             }
             b'_' if name[at..].starts_with("__T") || name[at..].starts_with("__U") => {
-                path.push(match name.as_bytes().get(at + 3)? {
+                let word = match name.as_bytes().get(at + 3)? {
                     b'Q' => {
                         let (distance, _) = parse_back_reference(name, at + 4)?;
                         parse_identifier(name, (at + 3).checked_sub(distance)?)?.0
                     }
                     _ => parse_identifier(name, at + 3)?.0,
-                });
+                };
+                push_identifier(&mut path, word)?;
                 is_template = true;
             }
             _ => break,
@@ -45,8 +55,19 @@ pub(super) fn demangle_d(name: &str) -> Option<String> {
             break;
         }
     }
-    let suffix = if is_template { "!(…)" } else { "" };
-    (!path.is_empty()).then(|| path.join(".") + suffix)
+    if is_template {
+        path.write_str("!(…)").ok()?;
+    }
+    (!path.0.is_empty()).then_some(path.0)
+}
+
+/// Appends an identifier to a path. `None` if the path exceeds [`MAX_BYTES`](super::MAX_BYTES): each back reference may
+/// repeat a long identifier.
+fn push_identifier(path: &mut LimitedText, word: &str) -> Option<()> {
+    if !path.0.is_empty() {
+        path.write_str(".").ok()?;
+    }
+    path.write_str(word).ok()
 }
 
 /// Returns the identifier whose decimal length stands at the byte index `index`, and the index after the identifier.
@@ -68,11 +89,14 @@ fn parse_back_reference(name: &str, mut index: usize) -> Option<(usize, usize)> 
     loop {
         let digit = *name.as_bytes().get(index)?;
         index += 1;
-        distance = distance.checked_mul(26)?;
-        match digit {
-            b'A'..=b'Z' => distance += usize::from(digit - b'A'),
-            b'a'..=b'z' => return Some((distance + usize::from(digit - b'a'), index)),
+        let (value, is_last) = match digit {
+            b'A'..=b'Z' => (digit - b'A', false),
+            b'a'..=b'z' => (digit - b'a', true),
             _ => return None,
+        };
+        distance = distance.checked_mul(26)?.checked_add(value.into())?;
+        if is_last {
+            return Some((distance, index));
         }
     }
 }
@@ -84,7 +108,7 @@ mod tests {
     #[test]
     fn d_name_is_demangled() {
         let check =
-            |name, expected: Option<&str>| assert_eq!(demangle_d(name).as_deref(), expected);
+            |name: &str, expected: Option<&str>| assert_eq!(demangle_d(name).as_deref(), expected);
         check("_Dmain", Some("D main"));
         check("_D3app4leakFiZv", Some("app.leak"));
         check("_D4shop4Cart3addMFiZv", Some("shop.Cart.add"));
@@ -95,6 +119,12 @@ mod tests {
         check("_D4core6memory2GCQdFZv", Some("core.memory.GC.GC"));
         check("_D3app3appQeFZv", Some("app.app.app"));
         check("_D3appQzFZv", None);
+        // 2^64 + 9.
+        check("_D4shopQHLHXCZMXSYUMQz", None);
+        let long = "x".repeat(9000);
+        check(&format!("_D9000{long}"), Some(&long));
+        // The path would repeat the identifier.
+        check(&format!("_D9000{long}QNIi"), None);
         check("_D9", None);
         check("_D0", None);
     }

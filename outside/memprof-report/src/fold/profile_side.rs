@@ -50,7 +50,7 @@ pub(super) struct StackPlace {
 pub(super) struct StackFunctions<'s> {
     side: &'s ProfileSide<'s>,
     /// Functions of a stack that has a list of its own.
-    own_list: Option<&'s [StringId]>,
+    own_function_list: Option<&'s [StringId]>,
     /// Addresses, leaf first; empty if the stack has a list of its own.
     addresses: &'s [AddressId],
     place: StackPlace,
@@ -125,7 +125,7 @@ impl<'p> ProfileSide<'p> {
         let mentions_closure: Vec<bool> = names.strings.iter().map(mentions_closure).collect();
         let has_closure: Vec<bool> = (0..self.ends.len() as u32)
             .map(|id| {
-                self.functions_of(AddressId(id))
+                self.functions_of_address(AddressId(id))
                     .iter()
                     .any(|id| table.is_closure(*id))
             })
@@ -142,7 +142,7 @@ impl<'p> ProfileSide<'p> {
             }
             let of_addresses = addresses
                 .iter()
-                .flat_map(|id| self.functions_of(*id).iter().rev());
+                .flat_map(|id| self.functions_of_address(*id).iter().rev());
             let mut functions: Vec<StringId> = of_addresses.copied().collect();
             if table.qualify_closures(&mut functions, addresses, names, &mentions_closure) {
                 let leading = functions
@@ -198,14 +198,14 @@ impl<'p> ProfileSide<'p> {
     /// keeps the outermost of them if the stack has no other functions.
     pub(super) fn append_functions(&self, sample: usize, functions: &mut Vec<StringId>) {
         let stack = self.samples()[sample].stack;
-        if let Some(list) = self.own_list(stack) {
+        if let Some(list) = self.own_function_list(stack) {
             functions.extend_from_slice(list);
             return;
         }
         let addresses = self.named.program_frames(stack);
         let trimmed = self.trimmed_address_count(addresses) as usize;
         for address in addresses[trimmed..].iter().rev() {
-            match self.functions_of(*address) {
+            match self.functions_of_address(*address) {
                 // Most addresses have one function, for which a call of memcpy takes longer than the copy.
                 [function] => functions.push(*function),
                 list => functions.extend_from_slice(list),
@@ -219,7 +219,7 @@ impl<'p> ProfileSide<'p> {
     /// Returns the place before the first function of a sample's stack, at its root. From there,
     /// [`functions_after`](Self::functions_after) iterates over the functions that
     /// [`append_functions`](Self::append_functions) appends.
-    pub(super) fn root_of_stack(&self, sample: usize) -> StackPlace {
+    pub(super) fn place_at_root(&self, sample: usize) -> StackPlace {
         let stack = self.samples()[sample].stack;
         StackPlace {
             addresses: 0,
@@ -231,14 +231,14 @@ impl<'p> ProfileSide<'p> {
     /// Returns the functions of a sample's stack that come after a place, root first.
     pub(super) fn functions_after(&self, sample: usize, place: StackPlace) -> StackFunctions<'_> {
         let stack = self.samples()[sample].stack;
-        let own_list = self.own_list(stack);
-        let addresses = match own_list {
+        let own_function_list = self.own_function_list(stack);
+        let addresses = match own_function_list {
             Some(_) => &[],
             None => self.named.program_frames(stack),
         };
         StackFunctions {
             side: self,
-            own_list,
+            own_function_list,
             addresses,
             place,
         }
@@ -246,7 +246,7 @@ impl<'p> ProfileSide<'p> {
 
     /// Functions of a stack whose list differs from the functions of its addresses, root first. `None` for all other
     /// stacks.
-    fn own_list(&self, stack: StackId) -> Option<&[StringId]> {
+    fn own_function_list(&self, stack: StackId) -> Option<&[StringId]> {
         // Most profiles have none, and the hash takes as long as all the rest of reading a stack's next function.
         if self.own_lists.is_empty() {
             return None;
@@ -259,7 +259,7 @@ impl<'p> ProfileSide<'p> {
     }
 
     /// Functions of an address, root first.
-    fn functions_of(&self, address: AddressId) -> &[StringId] {
+    fn functions_of_address(&self, address: AddressId) -> &[StringId] {
         let index = address.0 as usize;
         let start = match index {
             0 => 0,
@@ -272,9 +272,10 @@ impl<'p> ProfileSide<'p> {
     /// that holds for all addresses, the outermost one with a function stays. `addresses` come leaf first.
     fn trimmed_address_count(&self, addresses: &[AddressId]) -> u32 {
         let is_trimmed = |address: &AddressId| {
-            self.allocator_counts[address.0 as usize] as usize == self.functions_of(*address).len()
+            self.allocator_counts[address.0 as usize] as usize
+                == self.functions_of_address(*address).len()
         };
-        let has_function = |address: &AddressId| !self.functions_of(*address).is_empty();
+        let has_function = |address: &AddressId| !self.functions_of_address(*address).is_empty();
         let first = addresses.iter().position(|address| !is_trimmed(address));
         let first = first.or_else(|| addresses.iter().rposition(has_function));
         first.unwrap_or(0) as u32
@@ -284,7 +285,7 @@ impl<'p> ProfileSide<'p> {
     /// functions of the address.
     fn trimmed_function_count(&self, address: AddressId) -> usize {
         let count = self.allocator_counts[address.0 as usize] as usize;
-        count.min(self.functions_of(address).len().saturating_sub(1))
+        count.min(self.functions_of_address(address).len().saturating_sub(1))
     }
 }
 
@@ -297,13 +298,13 @@ impl<'s> StackFunctions<'s> {
     /// Functions of the address at `place`, root first, or the stack's own list if it has one. Without the allocator's
     /// functions at the leaf. `None` at the end of the stack.
     fn current_functions(&self) -> Option<&'s [StringId]> {
-        if let Some(list) = self.own_list {
+        if let Some(list) = self.own_function_list {
             return (self.place.addresses == 0).then_some(list);
         }
         // `place` counts addresses from the root, but `addresses` come leaf first.
         let left = (self.addresses.len() as u32).checked_sub(self.place.addresses + 1)?;
         let address = self.addresses[left as usize];
-        let functions = self.side.functions_of(address);
+        let functions = self.side.functions_of_address(address);
         match left.cmp(&self.place.trimmed) {
             Ordering::Less => None,
             Ordering::Equal => {

@@ -47,7 +47,7 @@ impl SampleEntry {
 
 impl SortableSample {
     /// Returns whether all functions of the sample's stack were read: the last rank is 0.
-    fn has_ended(&self) -> bool {
+    fn has_read_whole_stack(&self) -> bool {
         self.ranks as u32 == 0
     }
 }
@@ -86,10 +86,10 @@ impl<'p> SampleStacks<'p> {
     /// then those of the base.
     fn sortable_sample(&self, number: usize) -> SortableSample {
         let entry = SampleEntry(number as u32);
-        let (side, sample) = self.locate(entry);
+        let (side, sample) = self.locate_sample(entry);
         SortableSample {
             entry,
-            place: side.root_of_stack(sample),
+            place: side.place_at_root(sample),
             ranks: 0,
         }
     }
@@ -102,7 +102,7 @@ impl<'p> SampleStacks<'p> {
         while let Some((mut start, end)) = runs.pop() {
             let run = &mut samples[start as usize..end as usize];
             for sample in run.iter_mut() {
-                let (side, index) = self.locate(sample.entry);
+                let (side, index) = self.locate_sample(sample.entry);
                 let mut functions = side.functions_after(index, sample.place);
                 let mut next_rank = || {
                     let function = functions.next();
@@ -119,7 +119,7 @@ impl<'p> SampleStacks<'p> {
                 let end = start + equal.len() as u32;
                 match equal {
                     [_] => {}
-                    [first, rest @ ..] if first.has_ended() => {
+                    [first, rest @ ..] if first.has_read_whole_stack() => {
                         rest.iter_mut().for_each(|same| same.entry.0 |= SAME_STACK);
                     }
                     _ => runs.push((start, end)),
@@ -144,11 +144,11 @@ impl<'p> SampleStacks<'p> {
         alloc_times: &mut Vec<TimedAmounts>,
     ) -> Option<Comparison> {
         let first = *self.order.get(*next)?;
-        let (side, index) = self.locate(first);
+        let (side, index) = self.locate_sample(first);
         side.append_functions(index, functions);
         let mut values = Comparison::default();
         let mut add = |entry| {
-            let (side, index) = self.locate(entry);
+            let (side, index) = self.locate_sample(entry);
             values += side.value(index);
             alloc_times.extend(side.timed_amounts(index));
         };
@@ -170,7 +170,7 @@ impl<'p> SampleStacks<'p> {
     }
 
     /// Returns the profile or the base, whichever contains the sample, and the sample's index in it.
-    fn locate(&self, entry: SampleEntry) -> (&ProfileSide<'p>, usize) {
+    fn locate_sample(&self, entry: SampleEntry) -> (&ProfileSide<'p>, usize) {
         let number = entry.number();
         match (number.checked_sub(self.profile.sample_count()), &self.base) {
             (Some(index), Some(base)) => (base, index),

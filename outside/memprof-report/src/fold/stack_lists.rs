@@ -38,7 +38,7 @@ impl StackLists {
     /// the order in which they were added. `None` after the last stack.
     pub(super) fn get(&self, position: usize) -> Option<FoldedStack<'_>> {
         let index = self.order.get(position)?;
-        Some(self.record(*index as usize))
+        Some(self.stack_of_record(*index as usize))
     }
 
     /// Number of stacks.
@@ -47,16 +47,16 @@ impl StackLists {
     }
 
     /// Stack with the number `index` in `records`.
-    fn record(&self, index: usize) -> FoldedStack<'_> {
+    fn stack_of_record(&self, index: usize) -> FoldedStack<'_> {
         FoldedStack {
-            functions: self.functions_of(index),
+            functions: self.functions_of_record(index),
             values: self.records[index].values,
             alloc_times: self.alloc_times.get(index).map_or(&[], Vec::as_slice),
         }
     }
 
     /// Functions of the record with the number `index`, root first.
-    fn functions_of(&self, index: usize) -> &[StringId] {
+    fn functions_of_record(&self, index: usize) -> &[StringId] {
         let start = match index {
             0 => 0,
             _ => self.records[index - 1].end,
@@ -102,15 +102,15 @@ impl StackLists {
             rank[id.0 as usize] = StringId(position as u32);
         }
         // While the ids are ranks, lists of ids are in the order of their names.
-        self.replace_functions(&rank);
+        self.replace_function_ids(&rank);
         let mut order = std::mem::take(&mut self.order);
-        order.sort_unstable_by_key(|index| self.functions_of(*index as usize));
+        order.sort_unstable_by_key(|index| self.functions_of_record(*index as usize));
         self.order = order;
-        self.replace_functions(by_rank);
+        self.replace_function_ids(by_rank);
     }
 
     /// Replaces the id of each function in the lists by the entry of `by_id` at that id.
-    fn replace_functions(&mut self, by_id: &[StringId]) {
+    fn replace_function_ids(&mut self, by_id: &[StringId]) {
         for function in &mut self.functions {
             *function = by_id[function.0 as usize];
         }
@@ -120,7 +120,7 @@ impl StackLists {
 impl StackIndex {
     /// Index of the record in `stacks` that has these functions. `None` if no record has them.
     fn find(&self, stacks: &StackLists, functions: &[StringId]) -> Option<usize> {
-        let is_equal = |record: &u32| stacks.functions_of(*record as usize) == functions;
+        let is_equal = |record: &u32| stacks.functions_of_record(*record as usize) == functions;
         let found = self.records.find(self.hash(functions), is_equal);
         found.map(|record| *record as usize)
     }
@@ -128,7 +128,8 @@ impl StackIndex {
     /// Adds the record with this index in `stacks`, which must not be in the index yet.
     fn insert(&mut self, stacks: &StackLists, record: u32) {
         let seed = self.seed;
-        let hash = |record: &u32| hash_functions(seed, stacks.functions_of(*record as usize));
+        let hash =
+            |record: &u32| hash_functions(seed, stacks.functions_of_record(*record as usize));
         self.records.insert_unique(hash(&record), record, hash);
     }
 

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use crate::calling_place::name_with_call;
+use crate::calling_place::row_name_with_call;
 use crate::code_origin::CodeOrigin;
 use crate::names::{StringId, Strings};
 use crate::profile::Profile;
@@ -81,7 +81,7 @@ impl UnnamedPlaces {
     ///
     /// If the program is only a front of the library (`FRONT_RATIO`), returns the last function in the library's file
     /// in place of the first: the first one is the same for all that the library does.
-    pub(super) fn find_call(
+    pub(super) fn find_library_call(
         &self,
         functions: &[StringId],
         origins: &[CodeOrigin],
@@ -131,14 +131,14 @@ impl UnnamedPlaces {
         names: &mut Strings,
         origins: &mut Vec<CodeOrigin>,
     ) {
-        let Some((index, called)) = self.find_call(functions, origins) else {
+        let Some((index, called)) = self.find_library_call(functions, origins) else {
             return;
         };
         let place = functions[index];
         if self.calls.contains_key(&(place, called)) {
             return;
         }
-        let row = names.intern(&name_with_call(names.get(place), names.get(called)));
+        let row = names.intern(&row_name_with_call(names.get(place), names.get(called)));
         match origins.get(row.0 as usize) {
             None => origins.push(CodeOrigin::Program),
             Some(CodeOrigin::Program) => {}
@@ -159,7 +159,7 @@ impl UnnamedPlaces {
         if self.calls.is_empty() {
             return None;
         }
-        let (index, called) = self.find_call(functions, origins)?;
+        let (index, called) = self.find_library_call(functions, origins)?;
         let row = self.calls.get(&(functions[index], called))?;
         Some((index, *row))
     }

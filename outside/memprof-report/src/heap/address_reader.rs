@@ -87,12 +87,12 @@ impl AddressReader {
         }
         let length = memchr::memchr(b' ', text).unwrap_or(text.len());
         let address = parse_address(&text[..length])?;
-        if let Some(mark) = PseudoFrame::from_frame(address.0) {
+        if let Some(mark) = PseudoFrame::from_stack_word(address.0) {
             return Some((StackWord::Mark(mark), length));
         }
         let id = stacks.intern_address(address);
         if let Some(key) = key.filter(|_| length == width.length()) {
-            self.insert(key, id);
+            self.insert_address(key, id);
         }
         Some((StackWord::Frame(id), length))
     }
@@ -115,7 +115,7 @@ impl AddressReader {
 
     /// Inserts an address. If more than a quarter of the table would be used, enlarges it first, to a power of two of
     /// at least 4096 slots.
-    fn insert(&mut self, key: Key, id: AddressId) {
+    fn insert_address(&mut self, key: Key, id: AddressId) {
         self.used += 1;
         if self.slots.len() < 4 * self.used {
             let size = (4 * self.used + 1).next_power_of_two().max(4096);
@@ -139,7 +139,7 @@ impl AddressReader {
 
     /// Slot at which probing for `key` starts.
     fn home_index(&self, key: Key) -> usize {
-        self.seed.add_words(key.0, key.1).slot(self.slots.len())
+        self.seed.with_words(key.0, key.1).slot(self.slots.len())
     }
 }
 

@@ -15,7 +15,6 @@ pub(super) struct DumpChecksum {
 
 /// Returns whether a line contains or announces a checksum. Tools that rewrite a dump remove both kinds of line.
 pub(super) fn is_checksum_line(line: &[u8]) -> bool {
-    let line = line.strip_suffix(b"\r").unwrap_or(line);
     line == ANNOUNCEMENT || checksum_digits(line).is_some()
 }
 
@@ -37,8 +36,8 @@ fn checksum_digits(line: &[u8]) -> Option<[u8; 8]> {
 const BATCH_BYTES: usize = 16 << 10;
 
 impl DumpChecksum {
-    /// Adds a line, given without its newline, to the checksum. The first line that contains a checksum is not added;
-    /// its value is stored for [`is_mismatch`](Self::is_mismatch).
+    /// Adds a line, given without its newline and carriage return, to the checksum. The first line that contains a
+    /// checksum is not added; its value is stored for [`is_mismatch`](Self::is_mismatch).
     pub(super) fn add_line(&mut self, line: &[u8]) {
         if self.written.is_none()
             && let Some(value) = checksum_digits(line)

@@ -72,13 +72,13 @@ impl CodeHistory {
 
     /// Reads the value of the comment `code generations`: `3 marked` or `3 unmarked`. Unless the value ends with
     /// ` marked`, a stack without a mark may be of any generation. The number is not needed.
-    pub(super) fn read_header(&mut self, value: &str) {
+    pub(super) fn read_generations(&mut self, value: &str) {
         self.is_unmarked = !value.ends_with(" marked");
     }
 
     /// Reads the value of the comment `unloaded`, `0-1 START-END OFFSET BUILD-ID PATH`: code that was there from
     /// generation 0 to 1, and was unloaded. Ignores a malformed value, and ranges beyond `MAX_RANGES`.
-    pub(super) fn read_unloaded(&mut self, value: &str) {
+    pub(super) fn read_unloaded_code(&mut self, value: &str) {
         let parsed = || {
             let (generations, rest) = value.split_once(' ')?;
             let (first, last) = generations.split_once('-')?;
@@ -103,7 +103,7 @@ impl CodeHistory {
 
     /// Reads the value of the comment `loaded`, `2 START-END`: code that is there since generation 2 and was not
     /// unloaded. Ignores a malformed value, and ranges beyond `MAX_RANGES`.
-    pub(super) fn read_loaded(&mut self, value: &str) {
+    pub(super) fn read_loaded_code(&mut self, value: &str) {
         let parsed = || {
             let (first, range) = value.split_once(' ')?;
             // The parser expects a whole line of a memory map.
@@ -132,7 +132,7 @@ impl CodeHistory {
         let is_now = |first, last| generation.is_none_or(|now| (first..=last).contains(&now));
         let here = |range: &&CodeRange| range.start <= call && call < range.end;
         let current = profile
-            .mapping_of(call)
+            .mapping_of_address(call)
             .map(|index| &profile.mappings[index]);
         let mut loaded = self.ranges.iter().filter(|range| range.unloaded.is_none());
         let is_current = loaded
@@ -192,7 +192,7 @@ impl Mapping {
 impl DumpReader<'_> {
     /// Moves frames in unloaded code, which the memory map does not show any more, to addresses that nothing else uses.
     /// Adds mappings for them, and names the unloaded files in a warning. Fails if the frames exceed the memory budget.
-    pub(super) fn place_unloaded_code(&mut self) -> Result<()> {
+    pub(super) fn move_frames_in_unloaded_code(&mut self) -> Result<()> {
         let history = std::mem::take(&mut self.code_history);
         let places = history.changed_ranges();
         let is_changed = |address: &Address| {
@@ -308,7 +308,7 @@ impl MovedFrames<'_> {
         for id in frames {
             let address = self.profile.stacks.address(*id);
             let distance = match self.is_changed[id.0 as usize] {
-                true => self.find_distance(*id, generation),
+                true => self.find_move_distance(*id, generation),
                 false => 0,
             };
             let id = self
@@ -323,14 +323,14 @@ impl MovedFrames<'_> {
 
     /// Finds the distance in bytes by which an address moves to the mapping of its unloaded code, which is created if
     /// it is new. 0 if the code is still in the memory map. `generation` is that of the code; `None` if it may be any.
-    fn find_distance(&mut self, id: AddressId, generation: Option<u32>) -> u64 {
+    fn find_move_distance(&mut self, id: AddressId, generation: Option<u32>) -> u64 {
         if let Some(known) = self.owners.get(&(id, generation)) {
             return *known;
         }
         let call = self.profile.stacks.call_address(id);
         let distance = match self.history.code_owner(self.profile, call, generation) {
             CodeOwner::Current => 0,
-            owner => self.place_code(owner, call),
+            owner => self.map_unloaded_code(owner, call),
         };
         self.owners.insert((id, generation), distance);
         distance
@@ -339,7 +339,7 @@ impl MovedFrames<'_> {
     /// Creates a mapping for unloaded code at addresses that nothing else uses, unless `owner` has one already. `call`
     /// is an address in that code. Returns the distance in bytes from the code's old addresses to the mapping. Unknown
     /// code gets a mapping for each page.
-    fn place_code(&mut self, owner: CodeOwner, call: Address) -> u64 {
+    fn map_unloaded_code(&mut self, owner: CodeOwner, call: Address) -> u64 {
         let mapping = match &owner {
             CodeOwner::Unloaded(index) => {
                 let unloaded = self.history.ranges[*index].unloaded.as_ref();
@@ -410,7 +410,7 @@ mod tests {
             let leaf = profile.stacks.frames(stack)[0];
             let call = profile.stacks.call_address(leaf);
             match profile
-                .mapping_of(call)
+                .mapping_of_address(call)
                 .map(|index| &profile.mappings[index])
             {
                 None => format!("{call}"),

@@ -69,17 +69,17 @@ impl DumpReader<'_> {
                 self.charge_memory(ProfileItem::Text(value.len()))?;
                 self.charge_memory(ProfileItem::Stack(words))?;
             }
-            "marks" => stripped_frames::restore_marks(
+            "marks" => stripped_frames::restore_pseudo_frames(
                 value,
                 &mut self.profile.samples,
                 &mut self.code_history,
             ),
-            "code generations" => self.code_history.read_header(value),
+            "code generations" => self.code_history.read_generations(value),
             "unloaded" => {
-                self.code_history.read_unloaded(value);
+                self.code_history.read_unloaded_code(value);
                 self.charge_memory(ProfileItem::Text(value.len()))?;
             }
-            "loaded" => self.code_history.read_loaded(value),
+            "loaded" => self.code_history.read_loaded_code(value),
             "ages" => self.profile.ages = AgeBuckets::parse(value),
             "build-id" => {
                 if let Some((id, path)) = value.split_once(' ') {

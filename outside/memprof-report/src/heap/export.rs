@@ -27,7 +27,7 @@ use super::{JEMALLOC_HEADER, TCMALLOC_HEADER, is_mappings_header};
 use crate::error::{Error, Result};
 use crate::file_magic::read_magic;
 use crate::limits::Limits;
-use crate::lines::{InputEnd, for_each_line};
+use crate::lines::{InputEnd, for_each_line, split_carriage_return};
 
 /// Writes a dump so that other tools can read it: its pseudo frames become comments. Returns the number of bytes
 /// written. A file may have the dumps of several processes, one after the other. A dump without pseudo frames is copied
@@ -45,8 +45,10 @@ pub fn export_dump(dump: &mut dyn BufRead, limits: &Limits, out: &mut dyn Write)
     let ending = for_each_line(&mut whole, limits.line, |_, line| {
         if let Some(layout) = StackLayout::from_header(line).filter(|_| export.in_mappings) {
             export.finish_dump()?;
-            export.reset(layout);
+            export.start_next_dump(layout);
         }
+        let (line, carriage_return) = split_carriage_return(line);
+        export.carriage_return = carriage_return;
         export.export_line(line)
     })?;
     match ending {
@@ -89,6 +91,8 @@ struct Export<'a> {
     has_header: bool,
     stripped: StrippedFrames,
     in_mappings: bool,
+    /// Carriage return at the end of the last line read, which the lines written get too. Empty if it had none.
+    carriage_return: &'static [u8],
     /// Checksums of the input and of the output.
     input_checksum: DumpChecksum,
     output_checksum: DumpChecksum,
@@ -106,6 +110,7 @@ impl<'a> Export<'a> {
             has_header: false,
             stripped: StrippedFrames::default(),
             in_mappings: false,
+            carriage_return: b"",
             input_checksum: DumpChecksum::default(),
             output_checksum: DumpChecksum::default(),
             checksum_line: None,
@@ -114,7 +119,7 @@ impl<'a> Export<'a> {
 
     /// Prepares for the header of another process's dump in the same file, whose format is `layout`. The number of
     /// written bytes goes on.
-    fn reset(&mut self, layout: StackLayout) {
+    fn start_next_dump(&mut self, layout: StackLayout) {
         self.layout = layout;
         self.has_header = false;
         self.in_mappings = false;
@@ -122,8 +127,9 @@ impl<'a> Export<'a> {
         self.output_checksum = DumpChecksum::default();
     }
 
-    /// Writes one line of the dump without pseudo frames, the numbers in a stack that stand for data, not for code.
-    /// Once pseudo frames were removed, a checksum line is held back for [`finish_dump`](Self::finish_dump) to replace.
+    /// Writes one line of the dump, given without its end, without pseudo frames, the numbers in a stack that stand for
+    /// data, not for code. Once pseudo frames were removed, a checksum line is held back for
+    /// [`finish_dump`](Self::finish_dump) to replace.
     fn export_line(&mut self, line: &[u8]) -> Result<()> {
         let is_header = !std::mem::replace(&mut self.has_header, true);
         self.input_checksum.add_line(line);
@@ -150,7 +156,10 @@ impl<'a> Export<'a> {
     /// held back, if any, with a checksum of the output. A damaged dump keeps its wrong checksum.
     fn finish_dump(&mut self) -> Result<()> {
         let stripped = std::mem::take(&mut self.stripped);
-        for comment in stripped.mark_comments().chain(stripped.managed_comments()) {
+        for comment in stripped
+            .pseudo_frame_comments()
+            .chain(stripped.managed_word_comments())
+        {
             self.write_line(comment.as_bytes())?;
         }
         if let Some(checksum_line) = self.checksum_line.take() {
@@ -166,13 +175,15 @@ impl<'a> Export<'a> {
         Ok(())
     }
 
-    /// Writes a line and a newline, and adds the line to the output's checksum.
+    /// Writes a line and the end of the last line read, and adds the line to the output's checksum.
     fn write_line(&mut self, line: &[u8]) -> Result<()> {
         self.output_checksum.add_line(line);
-        self.written += line.len() as u64 + 1;
-        let written = self.out.write_all(line);
-        let written = written.and_then(|()| self.out.write_all(b"\n"));
-        written.map_err(Error::failed_to("write the dump"))
+        for part in [line, self.carriage_return, b"\n"] {
+            self.written += part.len() as u64;
+            let written = self.out.write_all(part);
+            written.map_err(Error::failed_to("write the dump"))?;
+        }
+        Ok(())
     }
 }
 
@@ -276,6 +287,31 @@ mod tests {
             (samples, ages, warnings)
         );
         assert_eq!(exported(&export).expect("it is whole"), export);
+    }
+
+    #[test]
+    fn carriage_returns_at_line_ends_are_kept() {
+        let with_returns = |dump: &str| dump.replace('\n', "\r\n");
+        let check = |dump: &str| {
+            let export = exported(&with_returns(dump)).expect("it is whole");
+            assert_eq!(
+                export,
+                with_returns(&exported(dump).expect("it is whole")),
+                "{dump}"
+            );
+            let profiles =
+                crate::input::parse_profiles(&mut export.as_bytes(), &Limits::default(), false);
+            for profile in profiles.expect("it is whole") {
+                assert_eq!(profile.warnings, Vec::<String>::new(), "{export}");
+            }
+        };
+        check(&dump("", "", ""));
+        let managed = format!(" 0x4d50040000000007 0x81 {LABEL}");
+        let marked = with_checksum(&dump(&managed, &format!(" {ALLOC_TIME}"), ""));
+        assert!(!exported(&marked).expect("it is whole").contains("0x4d50"));
+        check(&marked);
+        check(&with_checksum(&dump(" 0x4d50040000000007", "", "")));
+        check(&format!("{marked}{marked}"));
     }
 
     #[test]

@@ -39,7 +39,7 @@ impl DumpReader<'_> {
     /// Warns if the word has no sample interval.
     pub(super) fn read_legacy_header(&mut self, text: &[u8]) -> Result<()> {
         let Some((counts, rest)) = parse_counts(text) else {
-            return Err(self.unexpected_error("'objects: bytes [objects: bytes]'", text));
+            return Err(self.unexpected_text_error("'objects: bytes [objects: bytes]'", text));
         };
         let word = rest.trim_ascii().strip_prefix(b"@").unwrap_or_default();
         let word = word.trim_ascii();
@@ -77,14 +77,14 @@ impl DumpReader<'_> {
             return self.read_go_comment(comment);
         }
         self.finish_go_stack()?;
-        if text.is_empty() || self.enter_if_mappings(text) {
+        if text.is_empty() || self.enter_mappings_at_header(text) {
             return Ok(());
         }
         let Some((counts, rest)) = parse_counts(text) else {
-            return Err(self.unexpected_error("'objects: bytes [objects: bytes] @ 0x…'", line));
+            return Err(self.unexpected_text_error("'objects: bytes [objects: bytes] @ 0x…'", line));
         };
         let Some(addresses) = rest.trim_ascii().strip_prefix(b"@") else {
-            return Err(self.unexpected_error("'@'", rest));
+            return Err(self.unexpected_text_error("'@'", rest));
         };
         self.read_stack(addresses.trim_ascii())?;
         if let Some(legacy) = &mut self.legacy {
@@ -181,7 +181,7 @@ impl DumpReader<'_> {
     /// a Poisson process, because the report compares its totals.
     fn missing_records_warning(&self, legacy: &LegacyDump) -> Option<String> {
         let is_compared_later = matches!(legacy.word, HeaderWord::Poisson(_));
-        let ((objects, bytes), header) = (self.record_sums(), legacy.header);
+        let ((objects, bytes), header) = (self.sums_of_records(), legacy.header);
         let is_less = objects < header.objects || bytes < header.bytes;
         (is_less && legacy.negative_records == 0 && !is_compared_later).then(|| {
             format!(
@@ -193,7 +193,7 @@ impl DumpReader<'_> {
     }
 
     /// Returns the sums of the objects and of the bytes in use of all records.
-    fn record_sums(&self) -> (i64, i64) {
+    fn sums_of_records(&self) -> (i64, i64) {
         let mut sums = (0_i64, 0_i64);
         for sample in &self.profile.samples {
             sums.0 = sums
@@ -206,7 +206,7 @@ impl DumpReader<'_> {
 
     /// Returns whether the values in use of all records add up to those in the header, exactly.
     pub(super) fn is_legacy_complete(&self, legacy: &LegacyDump) -> bool {
-        self.record_sums() == (legacy.header.objects, legacy.header.bytes)
+        self.sums_of_records() == (legacy.header.objects, legacy.header.bytes)
     }
 }
 

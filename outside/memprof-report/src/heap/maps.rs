@@ -81,7 +81,7 @@ impl Variables {
         while let Some(dollar) = memchr::memchr(b'$', rest) {
             expanded.extend_from_slice(&rest[..dollar]);
             rest = &rest[dollar + 1..];
-            match self.find(rest) {
+            match self.find_at_start(rest) {
                 Some((length, value)) => {
                     expanded.extend_from_slice(value);
                     rest = &rest[length..];
@@ -98,7 +98,7 @@ impl Variables {
     /// Finds the variable whose name stands at the start of `text`; the longest one if there are several. Returns the
     /// length of the name and the value. `None` if no variable has such a name, or a letter, digit or underscore
     /// follows, because the name goes on.
-    fn find(&self, text: &[u8]) -> Option<(usize, &[u8])> {
+    fn find_at_start(&self, text: &[u8]) -> Option<(usize, &[u8])> {
         let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"_.-".contains(byte);
         let length = text
             .iter()

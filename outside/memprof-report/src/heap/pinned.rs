@@ -10,7 +10,7 @@ impl DumpReader<'_> {
     /// profile of growth, which has the same format. Its amounts are exact, and only shared out by samples. The line of
     /// the memory without a stack gets a count of 0. A profile that is sampled is not of pinned slabs: `is_pinned` is
     /// cleared.
-    pub(super) fn convert_if_pinned(&mut self) {
+    pub(super) fn convert_if_pinned_slabs(&mut self) {
         let profile = &mut self.profile;
         if !profile.is_pinned || profile.sampling != Sampling::None {
             profile.is_pinned = false;

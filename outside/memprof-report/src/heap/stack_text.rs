@@ -6,7 +6,7 @@ const MIN_BARE_DIGITS: usize = 8;
 /// Rewrites a stack, which another writer than jemalloc may spell in its own way, as addresses with `0x`, one blank
 /// apart. Accepts `(nil)` (glibc's `%p` of null) as 0, and hexadecimal digits without `0x` if there are at least
 /// [`MIN_BARE_DIGITS`]. `None` if the text is in this form already, or a word is no address.
-pub(super) fn normalize_stack(text: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn normalize_stack_text(text: &[u8]) -> Option<Vec<u8>> {
     let mut words = Vec::new();
     for word in text
         .split(u8::is_ascii_whitespace)
@@ -29,12 +29,12 @@ pub(super) fn normalize_stack(text: &[u8]) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::normalize_stack;
+    use super::normalize_stack_text;
 
     #[test]
     fn addresses_of_other_writers_are_rewritten() {
         let check = |text: &str, expected: Option<&str>| {
-            let normalized = normalize_stack(text.as_bytes());
+            let normalized = normalize_stack_text(text.as_bytes());
             let normalized = normalized.map(|text| String::from_utf8(text).expect("it is text"));
             assert_eq!(normalized.as_deref(), expected, "{text}");
         };

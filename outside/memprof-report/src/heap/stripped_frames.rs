@@ -8,9 +8,10 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::iter;
 
 use super::code_history::CodeHistory;
-use crate::managed::{is_managed_text, split_managed_words};
+use crate::managed::{is_managed_word_text, split_managed_words};
 use crate::profile::Sample;
 use crate::pseudo_frames::{StackMarks, last_pseudo_frame, strip_pseudo_frames};
 
@@ -45,7 +46,7 @@ impl StrippedFrames {
                 ),
             }
         }
-        if !rest.split(|byte| *byte == b' ').any(is_managed_text) {
+        if !rest.split(|byte| *byte == b' ').any(is_managed_word_text) {
             return Cow::Borrowed(rest);
         }
         let (native, managed) = split_managed_words(rest);
@@ -61,7 +62,7 @@ impl StrippedFrames {
 
     /// Returns the comments that list the removed managed words, which stand for functions of an interpreted language,
     /// with the numbers of their stacks, from 1: `# managed: PLACE:ID,… of STACK…`, without newlines.
-    pub(super) fn managed_comments(&self) -> impl Iterator<Item = String> {
+    pub(super) fn managed_word_comments(&self) -> impl Iterator<Item = String> {
         self.stacks_by_managed.iter().flat_map(|(managed, stacks)| {
             let parts = stacks.chunks(MAX_STACKS_PER_COMMENT);
             parts.map(move |part| {
@@ -73,7 +74,7 @@ impl StrippedFrames {
 
     /// Returns the comments that list the removed pseudo frames with the numbers of their stacks, from 1: `# marks:
     /// MARK… of STACK…`, without newlines.
-    pub(super) fn mark_comments(&self) -> impl Iterator<Item = String> {
+    pub(super) fn pseudo_frame_comments(&self) -> impl Iterator<Item = String> {
         let stacks_by_marks = self.stacks_by_marks.iter();
         let parts = stacks_by_marks.flat_map(|(marks, stacks)| {
             let parts = stacks.chunks(MAX_STACKS_PER_COMMENT);
@@ -81,7 +82,7 @@ impl StrippedFrames {
         });
         parts.map(|(marks, stacks)| {
             let mut comment = "# marks:".to_owned();
-            append_marks(marks, &mut comment);
+            append_pseudo_frames(marks, &mut comment);
             comment += " of";
             for stack in stacks {
                 comment += &format!(" {stack}");
@@ -93,16 +94,23 @@ impl StrippedFrames {
 
 /// Appends pseudo frames to a comment, in their order, as ` label=1 born=1795299940`. `marks` is their text at the end
 /// of a stack's line.
-fn append_marks(marks: &[u8], comment: &mut String) {
-    if let Some((rest, mark)) = last_pseudo_frame(marks) {
-        append_marks(rest, comment);
+fn append_pseudo_frames(marks: &[u8], comment: &mut String) {
+    let from_last = iter::successors(last_pseudo_frame(marks), |(rest, _)| {
+        last_pseudo_frame(rest)
+    });
+    let from_last: Vec<_> = from_last.collect();
+    for (_, mark) in from_last.iter().rev() {
         *comment += &format!(" {mark}");
     }
 }
 
 /// Restores removed pseudo frames from a comment, given its text after `# marks: `: sets the allocation times, labels
 /// and code generations of the `samples` that it lists by number. Ignores malformed parts.
-pub(super) fn restore_marks(comment: &str, samples: &mut [Sample], history: &mut CodeHistory) {
+pub(super) fn restore_pseudo_frames(
+    comment: &str,
+    samples: &mut [Sample],
+    history: &mut CodeHistory,
+) {
     let Some((words, stacks)) = comment.split_once(" of ") else {
         return;
     };
@@ -139,7 +147,10 @@ mod tests {
             for (line, rest) in lines.iter().zip(rests) {
                 assert_eq!(&*stripped.strip(line.as_bytes()), rest.as_bytes());
             }
-            assert_eq!(stripped.mark_comments().collect::<Vec<_>>(), comments);
+            assert_eq!(
+                stripped.pseudo_frame_comments().collect::<Vec<_>>(),
+                comments
+            );
             assert_eq!(stripped.is_empty(), comments.is_empty());
         };
         check(&["@ 0x1 0x2", "@"], &["@ 0x1 0x2", "@"], &[]);
@@ -156,14 +167,14 @@ mod tests {
         let mut stripped = StrippedFrames::default();
         let line = format!("@ 0x1 0x4d50040000000007 0x2 {FIRST}");
         assert_eq!(&*stripped.strip(line.as_bytes()), b"@ 0x1 0x2");
-        let comments: Vec<_> = stripped.managed_comments().collect();
+        let comments: Vec<_> = stripped.managed_word_comments().collect();
         assert_eq!(comments, ["# managed: 1:3 of 1"]);
         let mut stripped = StrippedFrames::default();
         let line = format!("@ 0x1 {FIRST}");
         for _ in 0..=MAX_STACKS_PER_COMMENT {
             assert_eq!(&*stripped.strip(line.as_bytes()), b"@ 0x1");
         }
-        let last = stripped.mark_comments().last();
+        let last = stripped.pseudo_frame_comments().last();
         assert_eq!(
             last,
             Some(format!(
@@ -174,11 +185,33 @@ mod tests {
     }
 
     #[test]
+    fn line_of_pseudo_frames_needs_no_deep_call_stack() {
+        const COUNT: usize = 100_000;
+        let line = format!("@ 0x1{}", format!(" {FIRST}").repeat(COUNT));
+        let mut stripped = StrippedFrames::default();
+        assert_eq!(&*stripped.strip(line.as_bytes()), b"@ 0x1");
+        let comment = format!("# marks:{} of 1", " label=1".repeat(COUNT));
+        assert!(stripped.pseudo_frame_comments().eq([comment]));
+    }
+
+    #[test]
+    fn blanks_at_the_end_are_ignored() {
+        let mut stripped = StrippedFrames::default();
+        let line = format!("@ 0x1 {FIRST}  {ALLOC_TIME} \t");
+        assert_eq!(stripped.strip(line.as_bytes()).trim_ascii_end(), b"@ 0x1");
+        assert!(
+            stripped
+                .pseudo_frame_comments()
+                .eq(["# marks: label=1 born=3 of 1"])
+        );
+    }
+
+    #[test]
     fn malformed_comment_is_ignored() {
         let check = |comment: &str, expected: [[Option<u32>; 2]; 2]| {
             let mut samples =
                 [0, 1].map(|stack| Sample::new(StackId(stack), SampleValues::default()));
-            restore_marks(comment, &mut samples, &mut CodeHistory::default());
+            restore_pseudo_frames(comment, &mut samples, &mut CodeHistory::default());
             let found = samples.map(|sample| {
                 let Sample {
                     label, alloc_time, ..

@@ -39,10 +39,10 @@ impl DumpReader<'_> {
         let symbol = line.strip_prefix(b"0x").and_then(parse_hexadecimal);
         let Some((address, names)) = symbol.filter(|(_, name)| matches!(name, [] | [b' ', ..]))
         else {
-            return Err(self.unexpected_error("'0xADDR name' or '---'", line));
+            return Err(self.unexpected_text_error("'0xADDR name' or '---'", line));
         };
         let names = String::from_utf8_lossy(names.trim_ascii());
-        let frames = split_names(&names).into_iter().rev();
+        let frames = split_inlined_names(&names).into_iter().rev();
         let frames = frames.map(|name| SymbolFrame { name, place: None });
         self.add_symbol(Address(address), frames.collect())
     }
@@ -65,7 +65,7 @@ impl DumpReader<'_> {
 
 /// Splits `outer--inlined` into the names of functions. The `--` of a C++ `operator--`, which jeprof does not escape,
 /// is part of the operator's name, as are parameters that follow it.
-fn split_names(text: &str) -> Vec<String> {
+fn split_inlined_names(text: &str) -> Vec<String> {
     const OPERATOR: &str = "operator";
     let mut names: Vec<String> = Vec::new();
     for part in text.split("--") {
@@ -127,7 +127,7 @@ impl Symbols {
 
 #[cfg(test)]
 mod tests {
-    use super::split_names;
+    use super::split_inlined_names;
 
     #[test]
     fn decrement_operator_is_not_split() {
@@ -148,7 +148,7 @@ mod tests {
             ("", &[]),
             ("--", &[]),
         ] {
-            assert_eq!(split_names(text), expected, "{text}");
+            assert_eq!(split_inlined_names(text), expected, "{text}");
         }
     }
 }

@@ -24,7 +24,7 @@ use super::stripped_frames::StrippedFrames;
 use super::{checksum, is_mappings_header, starts_next_dump};
 use crate::error::{Error, Quoted, Result};
 use crate::limits::Limits;
-use crate::lines::{InputEnd, for_each_line};
+use crate::lines::{InputEnd, for_each_line, split_carriage_return};
 use crate::profile::Address;
 
 /// Kind of line that may come next.
@@ -60,12 +60,13 @@ pub fn write_tcmalloc(
     let mut pending = Vec::new();
     let mut stripped = StrippedFrames::default();
     let ending = for_each_line(dump, limits.line, |number, line| {
+        let (line, _) = split_carriage_return(line);
         let unexpected = |what: &str| {
             let found = format!("expected {what}, found {}", Quoted(line));
             Error::malformed_line("heap dump", number, found)
         };
         if matches!(expected, Expected::Rest) && starts_next_dump(line) {
-            write_mark_comments(&mem::take(&mut stripped), out)?;
+            write_pseudo_frame_comments(&mem::take(&mut stripped), out)?;
             pending.clear();
             expected = Expected::Header;
         }
@@ -133,7 +134,7 @@ pub fn write_tcmalloc(
     })?;
     let problem = match (ending, expected) {
         (InputEnd::Complete, Expected::Stacks | Expected::Rest) => {
-            return write_mark_comments(&stripped, out);
+            return write_pseudo_frame_comments(&stripped, out);
         }
         (InputEnd::Truncated(line), _) => format!("line {line} has no end"),
         (InputEnd::Complete, _) => "it has no mappings".into(),
@@ -177,8 +178,8 @@ fn totals_text(line: &[u8]) -> Option<&[u8]> {
 }
 
 /// Writes the pseudo frames that were removed from a dump, as comments: one line each, with the numbers of the stacks.
-fn write_mark_comments(stripped: &StrippedFrames, out: &mut dyn Write) -> Result<()> {
-    let mut comments = stripped.mark_comments();
+fn write_pseudo_frame_comments(stripped: &StrippedFrames, out: &mut dyn Write) -> Result<()> {
+    let mut comments = stripped.pseudo_frame_comments();
     comments.try_for_each(|comment| write_parts(out, &[comment.as_bytes(), b"\n"]))
 }
 
@@ -274,6 +275,18 @@ mod tests {
         let comments = |checksum| format!("{DUMP}{checksum}# stacks: 1\n");
         let sealed = convert(&comments("# memprof 2\n# checksum: crc32 0badf00d\n"));
         assert_eq!(sealed.unwrap(), convert(&comments("")).unwrap());
+    }
+
+    #[test]
+    fn carriage_returns_at_line_ends_are_removed() {
+        let marked = DUMP.replace("@ 0x7f 0x80", "@ 0x7f 0x80 0x4d50010000000003");
+        let sealed = format!("{marked}# memprof 2\n# checksum: crc32 0badf00d\n");
+        let tcmalloc = "heap profile: 1: 8 [1: 8] @ heap_v2/1\n1: 8 [1: 8] @ 0x10 0x4d50010000000003\n\n\
+                        MAPPED_LIBRARIES:\n";
+        for dump in [DUMP, &sealed, tcmalloc] {
+            let converted = convert(&dump.replace('\n', "\r\n")).unwrap();
+            assert_eq!(converted, convert(dump).unwrap());
+        }
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub(super) struct ThreadTotals {
 
 impl ThreadTotals {
     /// Forgets the threads of the stack before, and stores `all`, the text of the values in the next `t*` line.
-    fn reset(&mut self, all: &[u8]) {
+    fn start_next_stack(&mut self, all: &[u8]) {
         self.all.clear();
         self.all.extend_from_slice(all);
         self.count = 0;
@@ -69,7 +69,9 @@ impl DumpReader<'_> {
         let sampling = match parse_decimal(interval) {
             Some((interval @ 1.., rest)) if rest.trim_ascii().is_empty() => interval as u64,
             _ => {
-                return Err(self.unexpected_error("a sample interval of at least 1 byte", interval));
+                return Err(
+                    self.unexpected_text_error("a sample interval of at least 1 byte", interval)
+                );
             }
         };
         self.profile.sampling = Sampling::Poisson(sampling);
@@ -88,10 +90,10 @@ impl DumpReader<'_> {
         match (expected, line.first()) {
             (Expected::Totals | Expected::StackTotals, _) => {
                 let Some(text) = line.trim_ascii_start().strip_prefix(b"t*:") else {
-                    return Err(self.unexpected_error("'t*:'", line));
+                    return Err(self.unexpected_text_error("'t*:'", line));
                 };
                 let values = self.read_v2_values(text, line)?;
-                self.threads.reset(text.trim_ascii());
+                self.threads.start_next_stack(text.trim_ascii());
                 if expected == Expected::Totals {
                     self.profile.header = Some(values);
                 } else {
@@ -107,9 +109,9 @@ impl DumpReader<'_> {
                 Ok(())
             }
             (Expected::Maps, None) => Ok(()),
-            _ if self.enter_if_mappings(line) => Ok(()),
-            (Expected::Maps, _) => Err(self.unexpected_error("'MAPPED_LIBRARIES:'", line)),
-            (Expected::Any, _) => Err(self.unexpected_error("'@'", line)),
+            _ if self.enter_mappings_at_header(line) => Ok(()),
+            (Expected::Maps, _) => Err(self.unexpected_text_error("'MAPPED_LIBRARIES:'", line)),
+            (Expected::Any, _) => Err(self.unexpected_text_error("'@'", line)),
         }
     }
 
@@ -129,7 +131,9 @@ impl DumpReader<'_> {
         let end = memchr::memchr(b']', text).map(|index| index + 1);
         let end = end.filter(|end| is_thread && matches!(text.get(*end), None | Some(b' ')));
         let Some(end) = end else {
-            return Err(self.unexpected_error("'tN: objects: bytes [objects: bytes]' or '@'", line));
+            return Err(
+                self.unexpected_text_error("'tN: objects: bytes [objects: bytes]' or '@'", line)
+            );
         };
         let values = memchr::memchr(b':', &text[..end]).map(|index| &text[index + 1..end]);
         self.threads
@@ -153,7 +157,7 @@ impl DumpReader<'_> {
                 self.profile.has_alloc |= counts.accum_objects > 0;
                 Ok(counts.values())
             }
-            _ => Err(self.unexpected_error("'objects: bytes [objects: bytes]'", line)),
+            _ => Err(self.unexpected_text_error("'objects: bytes [objects: bytes]'", line)),
         }
     }
 }

@@ -86,7 +86,7 @@ fn find_mappings_by_address(profile: &Profile) -> Vec<Option<u32>> {
     let is_disjoint = pairs.all(|pair| pair[0].end <= pair[1].start);
     let ids = (0..profile.stacks.addresses().len() as u32).map(AddressId);
     let find = |id| {
-        let found = profile.mapping_of(profile.stacks.call_address(id))?;
+        let found = profile.mapping_of_address(profile.stacks.call_address(id))?;
         is_disjoint.then_some(found as u32)
     };
     ids.map(find).collect()

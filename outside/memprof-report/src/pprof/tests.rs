@@ -266,6 +266,23 @@ fn function_without_a_name_is_shown_by_its_address() {
 }
 
 #[test]
+fn only_system_names_are_demangled_in_any_order() {
+    const SYMBOL: &str = "_ZN4shop4openEv";
+    for is_reversed in [false, true] {
+        let mut builder = Builder::new(&[("inuse_space", "bytes")])
+            .sample((0x10, 0, SYMBOL), &[1], &[])
+            .sample((0x20, 0, SYMBOL), &[2], &[]);
+        let symbol = builder.string(SYMBOL);
+        builder.profile.function[1].name = 0;
+        builder.profile.function[1].system_name = symbol;
+        if is_reversed {
+            builder.profile.location.reverse();
+        }
+        check_stacks(&builder, &["_ZN4shop4openEv 1", "shop::open 2"]);
+    }
+}
+
+#[test]
 fn unnamed_places_of_two_builds_are_apart() {
     let two = Builder::new(SPACE)
         .mapping(0x1000, 0x2000, "/a/Release/x.node", "aabbccddee")

@@ -107,7 +107,7 @@ impl FieldScan {
     /// whether they may still be the start of a profile: false if a field has a number, wire type or length that no
     /// profile has, or the first string is not empty.
     pub(crate) fn advance(&mut self, bytes: &[u8]) -> bool {
-        while is_possible_start(&bytes[self.scanned..]) {
+        while may_start_with_field(&bytes[self.scanned..]) {
             let mut fields = Fields(&bytes[self.scanned..]);
             let Some((number, value)) = fields.read_field() else {
                 return true;
@@ -144,7 +144,7 @@ impl FieldScan {
 
 /// Returns whether `bytes` may start with a field of a profile, by its number, wire type and length; true if the bytes
 /// end too early to decide.
-fn is_possible_start(mut bytes: &[u8]) -> bool {
+fn may_start_with_field(mut bytes: &[u8]) -> bool {
     const MAX_VARINT_BYTES: usize = 10;
     let is_cut = |length: usize| length < MAX_VARINT_BYTES;
     let length = bytes.len();

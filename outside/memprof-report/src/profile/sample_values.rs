@@ -33,7 +33,7 @@ impl SampleValues {
     }
 
     /// Returns the values with 0 in place of those below 0.
-    pub(crate) fn without_negative(self) -> Self {
+    pub(crate) fn without_negative_values(self) -> Self {
         Self(self.0.map(|value| value.max(0)))
     }
 

@@ -31,7 +31,7 @@ pub(super) fn write_dot(
         .len()
         .saturating_sub(options.top.unwrap_or(DEFAULT_FUNCTIONS));
     rows.truncate(rows.len() - dropped);
-    let total = input.share_total(options.sample_type);
+    let total = input.amount_for_percentages(options.sample_type);
     let mut heading = format!(
         "{}\\l{}\\l",
         escape_label(&input.name),

@@ -25,7 +25,7 @@ use crate::profile::sample_types::Unit;
 pub static FLAMEGRAPH_POLICY: LazyLock<String> = LazyLock::new(|| {
     let mut sample = Vec::new();
     // The script is the same in every flamegraph; if there is none, none is allowed.
-    let script = match from_lines(&mut shared_options(), ["a 1"], &mut sample) {
+    let script = match from_lines(&mut common_flamegraph_options(), ["a 1"], &mut sample) {
         Ok(()) => first_script(&String::from_utf8_lossy(&sample)),
         Err(_) => String::new(),
     };
@@ -58,7 +58,7 @@ const GREY: Color = Color {
 
 /// Returns the options of inferno, which draws the picture, that all flamegraphs share: colours depend on names, not on
 /// chance.
-fn shared_options() -> Flamegraph<'static> {
+fn common_flamegraph_options() -> Flamegraph<'static> {
     let mut options = Flamegraph::default();
     options.deterministic = true;
     options
@@ -91,7 +91,7 @@ pub(super) fn write_flamegraph(
         });
     }
     let lines = Lines::new(&folded, input.base.is_some(), input.memory_left())?;
-    let mut flamegraph = self::shared_options();
+    let mut flamegraph = self::common_flamegraph_options();
     flamegraph.title = match &input.base_name {
         Some(base) => format!("{}, compared with {base}", input.name),
         None => input.name.clone(),
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn script_is_equal_in_all_flamegraphs() {
         let script_of = |lines: &[&str], change: &dyn Fn(&mut Flamegraph<'_>)| {
-            let (mut options, mut svg) = (shared_options(), Vec::new());
+            let (mut options, mut svg) = (common_flamegraph_options(), Vec::new());
             change(&mut options);
             from_lines(&mut options, lines.iter().copied(), &mut svg).unwrap();
             first_script(&String::from_utf8(svg).unwrap())

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::fold::Folded;
 use crate::names::StringId;
 use crate::options::Options;
-use crate::tree::{PreorderNode, preorder_nodes, require_memory};
+use crate::tree::{PreorderNode, check_tree_memory, preorder_nodes};
 
 /// Template of the page, with marks for its parts.
 const PAGE: &str = include_str!("html/page.html");
@@ -230,7 +230,7 @@ pub(super) fn write_view(
 ) -> Result<()> {
     let ages = viewer_ages(input, options);
     let folded = input.fold_stacks(options);
-    require_memory(&folded, OUTPUT_BYTES_PER_NODE, input.memory_left())?;
+    check_tree_memory(&folded, OUTPUT_BYTES_PER_NODE, input.memory_left())?;
     let view = ViewerData {
         schema_version: 1,
         title: &input.name,

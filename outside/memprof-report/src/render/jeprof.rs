@@ -40,7 +40,7 @@ pub(super) fn write_jeprof(
     let calls = distinct_call_addresses(profile);
     let is_call: HashSet<u64> = calls.iter().copied().collect();
     for (id, call) in (0..).map(AddressId).zip(&calls) {
-        if symbolized.names.is_managed(id) {
+        if symbolized.names.is_managed_word(id) {
             continue;
         }
         let frames = symbolized.names.frames(id);
@@ -65,7 +65,7 @@ pub(super) fn write_jeprof(
     }
     let samples: Vec<_> = net_samples(profile)
         .into_iter()
-        .map(|(stack, values)| (stack, values.without_negative()))
+        .map(|(stack, values)| (stack, values.without_negative_values()))
         .collect();
     let totals = samples
         .iter()
@@ -104,7 +104,7 @@ fn distinct_call_addresses(profile: &Profile) -> Vec<u64> {
     }
     let mut used = HashSet::new();
     let mut free = FREE_ADDRESSES;
-    let written: Vec<&Mapping> = written_mappings(profile).collect();
+    let written: Vec<&Mapping> = mappings_to_write(profile).collect();
     ids.map(|id| {
         let call = profile.stacks.call_address(id);
         let is_free = |address| !used.contains(&address);
@@ -147,10 +147,10 @@ fn format_counts(values: SampleValues) -> String {
 
 /// Iterates over the mappings that are written. Leaves out empty ones, those whose addresses are of the file as it was
 /// linked, not of memory, and those that overlap an earlier one.
-fn written_mappings(profile: &Profile) -> impl Iterator<Item = &Mapping> {
+fn mappings_to_write(profile: &Profile) -> impl Iterator<Item = &Mapping> {
     let mut end = Address(0);
     profile.mappings.iter().filter(move |mapping| {
-        let is_range = mapping.start < mapping.end && !mapping.is_of_linked_addresses();
+        let is_range = mapping.start < mapping.end && !mapping.has_linked_addresses();
         let is_written = is_range && mapping.start >= end;
         if is_written {
             end = mapping.end;
@@ -162,7 +162,7 @@ fn written_mappings(profile: &Profile) -> impl Iterator<Item = &Mapping> {
 /// Writes the section of the mappings, whose lines have the form of /proc/PID/maps.
 fn write_mappings(profile: &Profile, out: &mut dyn Write) -> Result<()> {
     writeln!(out, "\nMAPPED_LIBRARIES:")?;
-    for mapping in written_mappings(profile) {
+    for mapping in mappings_to_write(profile) {
         let permissions = if mapping.executable { "r-xp" } else { "r--p" };
         writeln!(
             out,

@@ -234,8 +234,8 @@ pub(super) fn write_json(
         stacks: profile.samples.len(),
         sample_type: value_type.name,
         unit: value_type.unit.name().to_owned(),
-        totals: type_totals(input.profile, input.base),
-        base_totals: input.base.map(|base| type_totals(base, None)),
+        totals: totals_by_type(input.profile, input.base),
+        base_totals: input.base.map(|base| totals_by_type(base, None)),
         origin: origin_fields(profile),
         mappings: mapping_rows(profile),
         by: options
@@ -295,13 +295,13 @@ fn label_shares<'a>(
 
 /// Returns, for each sample type of the profile by its name, the sum over all samples, less the base's sum if there is
 /// a base. A sum that overflows is the largest or smallest number.
-fn type_totals(named: &SymbolizedProfile, base: Option<&SymbolizedProfile>) -> Totals {
+fn totals_by_type(named: &SymbolizedProfile, base: Option<&SymbolizedProfile>) -> Totals {
     let sum = |named: &SymbolizedProfile, column| {
         let samples = named.profile.samples.iter();
         let values = samples.map(|sample| named.profile.value(sample, column));
         values.fold(0, i64::saturating_add)
     };
-    let base_totals = base.map(|base| type_totals(base, None));
+    let base_totals = base.map(|base| totals_by_type(base, None));
     let in_base = |name: &str| base_totals.as_ref().and_then(|totals| totals.get(name));
     let mut totals = Totals::new();
     for (column, value_type) in named.profile.columns() {

@@ -13,7 +13,7 @@ use crate::symbolized_profile::SymbolizedProfile;
 /// Returns a note on the negative values that the output format cannot show, with their sum. Collapsed stacks contain
 /// them, but the note says that most flamegraph tools skip such lines. `None` if there are no negative values, or the
 /// format shows them, as collapsed stacks do with a base.
-pub(crate) fn left_out_note(
+pub(crate) fn negative_values_note(
     profile: &SymbolizedProfile,
     base: Option<&SymbolizedProfile>,
     options: &Options,

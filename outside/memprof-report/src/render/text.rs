@@ -41,7 +41,7 @@ fn write_label_shares(
     out: &mut dyn Write,
 ) -> Result<()> {
     let rows = shares_by_label(&input.profile.profile, key, options.sample_type)?;
-    let total = input.share_total(options.sample_type);
+    let total = input.amount_for_percentages(options.sample_type);
     writeln!(out, "{}", input.heading(options))?;
     writeln!(
         out,
@@ -56,7 +56,7 @@ fn write_label_shares(
             format_amount(row.amount, options.sample_type),
             percent(row.amount, total),
             row.confidence.samples,
-            row.confidence.relative_error(row.amount),
+            row.confidence.format_relative_error(row.amount),
             row.value
         )?;
     }
@@ -76,7 +76,7 @@ fn write_function_values(
     options: &Options,
     out: &mut dyn Write,
 ) -> Result<()> {
-    let total = input.share_total(options.sample_type);
+    let total = input.amount_for_percentages(options.sample_type);
     let ages = input.profile.profile.ages.filter(|_| options.ages);
     let cohorts = ages.map(|ages| Cohorts::new(folded, ages, MAX_COLUMNS, options.by_cum));
     let age_columns = |median: &str, sparkline_text: &str| match &cohorts {
@@ -130,7 +130,7 @@ fn write_function_values(
             percent(cum, total),
             confidence_columns(
                 &confidence.samples.to_string(),
-                &confidence.relative_error(value)
+                &confidence.format_relative_error(value)
             ),
             match &cohorts {
                 Some(cohorts) => {

@@ -25,10 +25,10 @@ pub(super) fn write_tree(
     let folded = input.fold_by_origin(options);
     let nodes = call_tree(&folded, input.memory_left())?;
     let children = children_by_node(&nodes);
-    let total = input.share_total(options.sample_type);
+    let total = input.amount_for_percentages(options.sample_type);
     let shown = match options.top {
-        Some(top) => shown_largest(&nodes, top),
-        None => shown_by_percent(&nodes, total),
+        Some(top) => select_largest_nodes(&nodes, top),
+        None => select_nodes_by_percent(&nodes, total),
     };
     writeln!(out, "{}", input.heading(options))?;
     writeln!(out, "{:>10} {:>6} {:>10}  function", "cum", "cum%", "flat")?;
@@ -81,7 +81,7 @@ pub(super) fn write_tree(
 
 /// Returns, by node index, whether the node is one of the `top` largest or an ancestor of one: these nodes are shown.
 /// The root is always shown, and does not count towards `top`.
-fn shown_largest(nodes: &[Node], top: usize) -> Vec<bool> {
+fn select_largest_nodes(nodes: &[Node], top: usize) -> Vec<bool> {
     let magnitude = |index: usize| nodes[index].total.value().unsigned_abs();
     let mut by_size: Vec<usize> = (1..nodes.len())
         .filter(|&index| magnitude(index) > 0)
@@ -100,7 +100,7 @@ fn shown_largest(nodes: &[Node], top: usize) -> Vec<bool> {
 /// Returns, by node index, whether the node is shown: it has at least [`MIN_PERCENT`] of the total, with its callees or
 /// without them, or is an ancestor of such a node. An ancestor may have less: in a difference, values of callees may
 /// cancel out. The root is always shown.
-fn shown_by_percent(nodes: &[Node], total: i64) -> Vec<bool> {
+fn select_nodes_by_percent(nodes: &[Node], total: i64) -> Vec<bool> {
     let is_large = |node: &Node| {
         [node.total, node.own]
             .iter()
@@ -119,7 +119,7 @@ fn shown_by_percent(nodes: &[Node], total: i64) -> Vec<bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::shown_by_percent;
+    use super::select_nodes_by_percent;
     use crate::fold::Folded;
     use crate::limits::MemoryLeft;
     use crate::tree::call_tree;
@@ -133,7 +133,7 @@ mod tests {
         ];
         let folded = Folded::from_stacks(stacks.into_iter());
         let nodes = call_tree(&folded, MemoryLeft::default()).unwrap();
-        let shown = shown_by_percent(&nodes, 1000);
+        let shown = select_nodes_by_percent(&nodes, 1000);
         let hidden = nodes.iter().zip(shown).filter(|(_, shown)| !shown);
         let hidden = hidden.filter_map(|(node, _)| Some(folded.functions.get(node.function?)));
         assert_eq!(hidden.collect::<Vec<_>>(), ["idle"]);

@@ -3,7 +3,7 @@
 use super::Input;
 use super::loaded_profile::LoadedProfile;
 use super::merged_profile::merge_processes;
-use crate::ages::{no_ages_error, retain_older};
+use crate::ages::{no_ages_error, retain_older_samples};
 use crate::error::Result;
 use crate::input::parse_profiles;
 use crate::label_shares::filter_by_label;
@@ -40,7 +40,7 @@ pub(super) fn read_input(
         return Err(no_ages_error());
     }
     if let Some(min_age) = options.older {
-        let unknown = retain_older(profile, min_age)?;
+        let unknown = retain_older_samples(profile, min_age)?;
         if unknown != 0 {
             let unknown = format_amount(unknown, SampleType::InuseSpace);
             profile

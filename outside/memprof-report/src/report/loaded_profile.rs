@@ -9,7 +9,8 @@ use crate::names::Names;
 use crate::options::Options;
 use crate::profile::{Profile, SampleType};
 use crate::symbolize::{
-    KnownFrames, Progress, Sources, SymbolBudget, find_symbols, moved_text, name_by_offset,
+    KnownFrames, Progress, Sources, SymbolBudget, find_symbols, moved_text,
+    name_addresses_by_offset,
 };
 use crate::symbolized_profile::SymbolizedProfile;
 use crate::unsample::unsample;
@@ -69,7 +70,7 @@ impl LoadedProfile {
             mut names,
             ..
         } = self;
-        name_by_offset(&mut profile, &mut names, modules);
+        name_addresses_by_offset(&mut profile, &mut names, modules);
         profile.stacks.drop_index();
         let depths = allocator_depths(&profile, &names);
         let mut named = SymbolizedProfile {
@@ -77,7 +78,7 @@ impl LoadedProfile {
             names,
             depths,
         };
-        if named.names.has_managed() && options.shown_frames() == StackFrames::Program {
+        if named.names.has_managed_words() && options.shown_frames() == StackFrames::Program {
             select_program_frames(&mut named, &options.origin_rules);
         }
         let SymbolizedProfile {
@@ -85,13 +86,15 @@ impl LoadedProfile {
             names,
             depths,
         } = &mut named;
-        options.filter.retain_samples(profile, names, depths);
+        options
+            .filter
+            .retain_matching_samples(profile, names, depths);
         named
     }
 }
 
 /// Checks that a profile and its base count the selected sample type in the same unit, and fails otherwise.
-pub(super) fn check_units(profile: &LoadedProfile, base: &LoadedProfile) -> Result<()> {
+pub(super) fn check_same_unit(profile: &LoadedProfile, base: &LoadedProfile) -> Result<()> {
     let unit = |loaded: &LoadedProfile| loaded.profile.value_type(loaded.sample_type).unit;
     let (new, old) = (unit(profile), unit(base));
     if new == old {

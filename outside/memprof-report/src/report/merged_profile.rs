@@ -184,7 +184,7 @@ impl ProfileMerge {
         known.push(id);
         self.mappings.push(place.0);
         match (language, frames) {
-            (Some(language), [frame]) => self.names.set_managed(id, *frame, language),
+            (Some(language), [frame]) => self.names.set_managed_word(id, *frame, language),
             (_, frames) => self.names.set_frames(id, frames),
         }
         id
@@ -274,19 +274,24 @@ fn merge_warnings(parts: &[LoadedProfile]) -> Vec<String> {
 /// Joins the notes of several processes, given as pairs of a process's name and its notes. The result has each text
 /// once, after the names of the processes that have it, or without names if all have it.
 pub fn join_notes(processes: &[(String, Vec<String>)]) -> Vec<String> {
-    let mut joined: Vec<(&str, Vec<String>)> = Vec::new();
-    for (name, notes) in processes {
+    // Processes are distinguished by index, because several may have one name.
+    let mut joined: Vec<(&str, Vec<usize>)> = Vec::new();
+    for (index, (_, notes)) in processes.iter().enumerate() {
         for note in notes {
             match joined.iter_mut().find(|(text, _)| text == note) {
-                Some((_, names)) if names.last() == Some(name) => {}
-                Some((_, names)) => names.push(name.clone()),
-                None => joined.push((note, vec![name.clone()])),
+                Some((_, indexes)) if indexes.last() == Some(&index) => {}
+                Some((_, indexes)) => indexes.push(index),
+                None => joined.push((note, vec![index])),
             }
         }
     }
-    let text = |(note, names): (&str, Vec<String>)| match names.len() == processes.len() {
+    let name = |index: usize| processes[index].0.clone();
+    let text = |(note, indexes): (&str, Vec<usize>)| match indexes.len() == processes.len() {
         true => note.to_owned(),
-        false => format!("{}: {note}", join_listed(names)),
+        false => {
+            let names = indexes.into_iter().map(name).collect();
+            format!("{}: {note}", join_first_texts(names))
+        }
     };
     joined.into_iter().map(text).collect()
 }
@@ -311,15 +316,44 @@ fn processes_note(processes: &[ProfiledProcess]) -> String {
         format!("{name} {amount}")
     };
     let texts = by_size.into_iter().map(text).collect();
-    format!("{} processes: {}", processes.len(), join_listed(texts))
+    format!("{} processes: {}", processes.len(), join_first_texts(texts))
 }
 
 /// Joins texts by commas: the first [`MAX_LISTED`], and the number of the others.
-fn join_listed(texts: Vec<String>) -> String {
+fn join_first_texts(texts: Vec<String>) -> String {
     let more = match texts.len().saturating_sub(MAX_LISTED) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
     let listed: Vec<_> = texts.into_iter().take(MAX_LISTED).collect();
     format!("{}{more}", listed.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::join_notes;
+
+    #[test]
+    fn note_of_all_processes_has_no_names() {
+        let check = |processes: &[(&str, &[&str])], expected: &[&str]| {
+            let processes = processes.iter().map(|(name, notes)| {
+                let notes = notes.iter().map(|note| (*note).to_owned()).collect();
+                ((*name).to_owned(), notes)
+            });
+            let joined = join_notes(&processes.collect::<Vec<_>>());
+            assert_eq!(joined, expected);
+        };
+        check(&[("7", &["late", "late"])], &["late"]);
+        check(&[("7", &["late"]), ("8", &["late"])], &["late"]);
+        check(
+            &[("7", &["late"]), ("8", &["lost"])],
+            &["7: late", "8: lost"],
+        );
+        // Two processes without a name, beside each other.
+        check(&[("app", &["late"]), ("app", &["late"])], &["late"]);
+        check(
+            &[("app", &["late", "late"]), ("app", &[]), ("8", &["late"])],
+            &["app, 8: late"],
+        );
+    }
 }

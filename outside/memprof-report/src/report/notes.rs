@@ -37,7 +37,7 @@ fn sufficient_interval(interval: u64, samples: u64, lost: u64) -> String {
 /// objects keep from being released. `None` if there are no such bytes, or for any other profile.
 pub(super) fn unattributed_note(profile: &Profile) -> Option<String> {
     let space = SampleType::InuseSpace;
-    let unknown = sum_of_frame(profile, UNATTRIBUTED, space);
+    let unknown = sum_of_samples_with_frame(profile, UNATTRIBUTED, space);
     (profile.is_pinned && unknown > 0).then(|| {
         format!(
             "{} are not attributable: their size classes have too few samples to show who holds what; sample more \
@@ -50,7 +50,7 @@ pub(super) fn unattributed_note(profile: &Profile) -> Option<String> {
 /// Returns a note on the samples without a stack, which are in the row `[no stack]`: their value and its share of the
 /// total. `None` if their value is 0.
 pub(super) fn missing_stacks_note(profile: &Profile, sample_type: SampleType) -> Option<String> {
-    let missing = sum_of_frame(profile, NO_STACK, sample_type);
+    let missing = sum_of_samples_with_frame(profile, NO_STACK, sample_type);
     // The values of a difference may be negative, and cancel out: a share is one of the sum of their sizes.
     let samples = profile.samples.iter();
     let total = samples.fold(0_u64, |total, sample| {
@@ -67,7 +67,11 @@ pub(super) fn missing_stacks_note(profile: &Profile, sample_type: SampleType) ->
 }
 
 /// Returns the sum of the values of the samples whose stack contains this pseudo frame.
-fn sum_of_frame(profile: &Profile, pseudo_frame: Address, sample_type: SampleType) -> i64 {
+fn sum_of_samples_with_frame(
+    profile: &Profile,
+    pseudo_frame: Address,
+    sample_type: SampleType,
+) -> i64 {
     let has_frame = |sample: &&Sample| {
         let frames = profile.stacks.frames(sample.stack).iter();
         frames

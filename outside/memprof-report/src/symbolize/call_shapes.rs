@@ -50,7 +50,7 @@ pub(super) fn read_call_shapes<'d, R: ReadRef<'d>>(
     calls: &[LeafCall],
 ) -> Vec<(AddressId, CallShape)> {
     let shapes = match file.architecture() {
-        Architecture::X86_64 => read_shapes(file, data, function_at, calls),
+        Architecture::X86_64 => read_x86_64_call_shapes(file, data, function_at, calls),
         _ => None,
     };
     shapes.unwrap_or_default()
@@ -59,7 +59,7 @@ pub(super) fn read_call_shapes<'d, R: ReadRef<'d>>(
 /// Returns the shapes of calls in x86-64 code. They also say whether many places of the file call the function that
 /// makes the call. Functions of more than [`CallShape::MAX_BYTES`] are not read: their calls get the shape of a call
 /// without code. `None` if the file has no section `.text`.
-fn read_shapes<'d, R: ReadRef<'d>>(
+fn read_x86_64_call_shapes<'d, R: ReadRef<'d>>(
     file: &object::File<'d, R>,
     data: R,
     function_at: impl Fn(LinkedAddress) -> Option<FunctionCode>,

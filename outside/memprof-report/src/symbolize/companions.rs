@@ -3,8 +3,10 @@
 //! Like the paths of a profile, those in a binary are untrusted.
 
 use std::fs::File;
-use std::io;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use object::Object as _;
 
@@ -13,6 +15,9 @@ use super::build_id::build_id;
 use super::limited_file::LimitedFile;
 use super::regular_file::{READ_LIMIT, SearchPath, open_regular};
 use super::supplementary_link::has_supplementary_id;
+
+/// Bytes of a file that are added to its checksum at a time.
+const CHECKSUM_CHUNK: usize = 256 << 10;
 
 /// Directory of debug files in distributions, relative to a root.
 pub(super) const DEBUG_DIR: &str = "usr/lib/debug";
@@ -58,10 +63,16 @@ impl Companions {
     }
 
     /// Finds the debug file of the binary by its build id, else by `.gnu_debuglink` with an equal checksum, and
-    /// remembers its path. `id` is `None` for a binary without a build id. Returns `None` if there is no such file.
-    pub(super) fn find_debug_file(&mut self, file: &File, id: Option<&str>) -> Option<File> {
+    /// remembers its path. `id` is `None` for a binary without a build id. Returns `None` if there is no such file, or
+    /// none whose checksum is computed by the `deadline`.
+    pub(super) fn find_debug_file(
+        &mut self,
+        file: &File,
+        id: Option<&str>,
+        deadline: Instant,
+    ) -> Option<File> {
         let by_id = id.and_then(|id| self.find_debug_file_by_id(id));
-        let (found, path) = by_id.or_else(|| self.find_debug_file_by_link(file, id))?;
+        let (found, path) = by_id.or_else(|| self.find_debug_file_by_link(file, id, deadline))?;
         self.debug = Some(path);
         Some(found)
     }
@@ -76,13 +87,18 @@ impl Companions {
                 path,
             })
         });
-        open_with_id(paths, id)
+        open_first_with_build_id(paths, id)
     }
 
     /// Finds the debug file that the binary names in `.gnu_debuglink`: beside the binary, in `.debug`, or in the
     /// directory of debug files. It must have the build id `id` or, if one of the two files has no build id, the
-    /// checksum in the link. `None` if there is no such file or link.
-    fn find_debug_file_by_link(&self, file: &File, id: Option<&str>) -> Option<(File, SearchPath)> {
+    /// checksum in the link. `None` if there is no such file or link. After the `deadline`, no checksum is computed.
+    fn find_debug_file_by_link(
+        &self,
+        file: &File,
+        id: Option<&str>,
+        deadline: Instant,
+    ) -> Option<(File, SearchPath)> {
         let (name, checksum) = debug_link(file)?;
         let directory = self.binary.path.parent()?;
         let below = directory.strip_prefix("/").unwrap_or(directory);
@@ -99,7 +115,7 @@ impl Companions {
             let debug = open_regular(&path)?;
             let is_equal = match (build_id(&debug).ok()?.as_deref(), id) {
                 (Some(found), Some(id)) => found == id,
-                _ => file_crc(&debug).is_some_and(|found| found == checksum),
+                _ => file_crc(&debug, READ_LIMIT, deadline) == Some(checksum),
             };
             is_equal.then_some((debug, path))
         })
@@ -182,7 +198,10 @@ impl Companions {
 }
 
 /// Opens the first file in `paths` that has the build id `id`, and returns it with its path. `None` if no file has it.
-fn open_with_id(paths: impl Iterator<Item = SearchPath>, id: &str) -> Option<(File, SearchPath)> {
+fn open_first_with_build_id(
+    paths: impl Iterator<Item = SearchPath>,
+    id: &str,
+) -> Option<(File, SearchPath)> {
     paths.into_iter().find_map(|path| {
         let file = open_regular(&path)?;
         let is_equal = build_id(&file).is_ok_and(|found| found.as_deref() == Some(id));
@@ -202,9 +221,99 @@ fn debug_link(file: &File) -> Option<(PathBuf, u32)> {
     Some((name.into(), checksum))
 }
 
-/// CRC-32 of a file's contents. `None` if it cannot be read.
-fn file_crc(mut file: &File) -> Option<u32> {
-    let mut reader = flate2::CrcReader::new(&mut file);
-    io::copy(&mut reader, &mut io::sink()).ok()?;
-    Some(reader.crc().sum())
+/// CRC-32 of a file's contents, wherever its position is. `None` if the file has more than `limit` bytes, cannot be
+/// read, or is not read whole by the `deadline`.
+fn file_crc(file: &File, limit: u64, deadline: Instant) -> Option<u32> {
+    let mut crc = flate2::Crc::new();
+    let mut chunk = vec![0; CHECKSUM_CHUNK];
+    let mut position = 0;
+    while position <= limit && Instant::now() <= deadline {
+        match file.read_at(&mut chunk, position) {
+            Ok(0) => return Some(crc.sum()),
+            Ok(count) => {
+                crc.update(&chunk[..count]);
+                position += count as u64;
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::symbol_budget::TIME_LIMIT;
+    use super::*;
+
+    /// Makes a file that only has a `.gnu_debuglink`.
+    fn elf_with_link(name: &str, checksum: u32) -> Vec<u8> {
+        let mut link = format!("{name}\0").into_bytes();
+        link.resize(link.len().next_multiple_of(4), 0);
+        link.extend(checksum.to_le_bytes());
+        let names = b"\0.gnu_debuglink\0.shstrtab\0";
+        let (link_at, names_at) = (64, 64 + link.len());
+        let headers_at = (names_at + names.len()).next_multiple_of(8);
+        let mut elf = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+        // Kind (`ET_DYN`), machine (x86-64), version, entry, offsets of both tables of headers, flags.
+        elf.extend([3, 0, 62, 0, 1, 0, 0, 0]);
+        for number in [0, 0, headers_at as u64] {
+            elf.extend(number.to_le_bytes());
+        }
+        elf.extend([0; 4]);
+        // Sizes and counts of headers, and the index of the section with names.
+        for number in [64_u16, 56, 0, 64, 3, 2] {
+            elf.extend(number.to_le_bytes());
+        }
+        elf.extend(&link);
+        elf.extend(names);
+        elf.resize(headers_at + 64, 0);
+        // Both sections: the offset of the name, the kind, the offset and the size.
+        for (name, kind, offset, size) in [
+            (1_u32, 1_u32, link_at, link.len()),
+            (16, 3, names_at, names.len()),
+        ] {
+            elf.extend(name.to_le_bytes());
+            elf.extend(kind.to_le_bytes());
+            for number in [0, 0, offset as u64, size as u64, 0, 1, 0] {
+                elf.extend(number.to_le_bytes());
+            }
+        }
+        elf
+    }
+
+    #[test]
+    fn linked_file_is_found_by_its_checksum_until_the_deadline() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let contents = elf_with_link("none", 0).repeat(2);
+        std::fs::write(path("app.debug"), &contents).unwrap();
+        let mut crc = flate2::Crc::new();
+        crc.update(&contents);
+        let check = |checksum: u32, deadline: Instant, expected: bool| {
+            std::fs::write(path("app"), elf_with_link("app.debug", checksum)).unwrap();
+            let binary = SearchPath {
+                root: PathBuf::new(),
+                path: path("app"),
+            };
+            let file = open_regular(&binary).unwrap();
+            let mut companions = Companions::new(binary, &Sources::default());
+            let found = companions.find_debug_file(&file, None, deadline);
+            assert_eq!(found.is_some(), expected, "{checksum:#x}");
+        };
+        let now = Instant::now();
+        check(crc.sum(), now + TIME_LIMIT, true);
+        check(!crc.sum(), now + TIME_LIMIT, false);
+        check(crc.sum(), now, false);
+    }
+
+    #[test]
+    fn checksum_is_that_of_the_whole_file_within_the_limit() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(b"123456789", 0).unwrap();
+        let deadline = Instant::now() + TIME_LIMIT;
+        // The check value of CRC-32.
+        assert_eq!(file_crc(&file, 9, deadline), Some(0xcbf4_3926));
+        assert_eq!(file_crc(&file, 8, deadline), None);
+    }
 }

@@ -44,7 +44,7 @@ impl DebugBudget {
         DebugAbbrevOffset(offset): DebugAbbrevOffset,
     ) -> io::Result<()> {
         let list_len = abbreviation_list_len(lists, offset).map_err(io::Error::other)?;
-        subtract(&mut self.abbreviation_bytes, list_len).ok_or_else(|| {
+        subtract_if_enough(&mut self.abbreviation_bytes, list_len).ok_or_else(|| {
             limit_error(format!(
                 "its abbreviations pass the limit of {MAX_ABBREVIATION_BYTES} bytes"
             ))
@@ -53,7 +53,7 @@ impl DebugBudget {
 
     /// Subtracts one function from the budget. Fails if the limit is exceeded.
     pub(super) fn charge_function(&mut self) -> io::Result<()> {
-        subtract(&mut self.functions, 1).ok_or_else(|| {
+        subtract_if_enough(&mut self.functions, 1).ok_or_else(|| {
             limit_error(format!(
                 "it has more than {MAX_FUNCTIONS} functions where the addresses are"
             ))
@@ -74,7 +74,7 @@ impl DebugBudget {
             };
             let program = unit.line_program.as_ref();
             let length = program.map_or(0, |program| program.header().raw_program_buf().len());
-            subtract(&mut self.line_bytes, length as u64).ok_or_else(|| {
+            subtract_if_enough(&mut self.line_bytes, length as u64).ok_or_else(|| {
                 limit_error(format!(
                     "its lines pass the limit of {MAX_LINE_BYTES} bytes where the addresses are"
                 ))
@@ -85,7 +85,7 @@ impl DebugBudget {
 }
 
 /// Subtracts `amount` from `remaining`. `None`, and no change, if less remains.
-fn subtract(remaining: &mut u64, amount: u64) -> Option<()> {
+fn subtract_if_enough(remaining: &mut u64, amount: u64) -> Option<()> {
     *remaining = remaining.checked_sub(amount)?;
     Some(())
 }

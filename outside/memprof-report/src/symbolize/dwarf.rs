@@ -104,7 +104,7 @@ impl<'d> Dwarf<'d> {
 
     /// Returns notes on missing inlined functions: on those without a name, whose number is `nameless`, and on those of
     /// units whose files were not found.
-    pub(super) fn missing_notes(&self, nameless: usize) -> Vec<String> {
+    pub(super) fn missing_functions_notes(&self, nameless: usize) -> Vec<String> {
         let nameless = self.supplementary.nameless_note(nameless);
         nameless
             .into_iter()

@@ -14,13 +14,13 @@ use super::call_shapes::{LeafCall, read_call_shapes};
 use super::dwarf::Dwarf;
 use super::frames::{CollectedFrames, Frames};
 use super::image::Image;
-use super::late_note;
 use super::limited_file::LimitedFile;
 use super::minidebug;
 use super::object_files::{CodeQuery, ObjectFile};
 use super::regular_file::READ_LIMIT;
 use super::search::Binary;
 use super::symbol_matcher::{FoundSymbol, SymbolCode, SymbolMatcher};
+use super::time_limit_note;
 use super::unwinding_rules::{FunctionCode, UnwindingRules};
 use crate::call_shape::CallShape;
 use crate::profile::Mapping;
@@ -97,7 +97,7 @@ pub(super) fn symbolize_file(
     let mut named: Vec<Query<'_>> = Vec::with_capacity(queries.len());
     for (&(address, id), symbol) in queries.iter().zip(symbols.symbols()) {
         let last_function = || rules.as_ref()?.last_function(address);
-        let symbol = symbol.filter(|symbol| is_last_start(symbol, last_function));
+        let symbol = symbol.filter(|symbol| is_nearest_function_start(symbol, last_function));
         if near_leaf.contains(&id) {
             let symbol = symbol.map(|symbol| symbol.code);
             calls.push(LeafCall {
@@ -113,7 +113,7 @@ pub(super) fn symbolize_file(
     let addresses: Vec<LinkedAddress> = queries.iter().map(|((address, _), _)| *address).collect();
     let is_late = Instant::now() > deadline;
     if is_late && !queries.is_empty() {
-        notes.push(late_note(LATE_PARTS, queries.len()));
+        notes.push(time_limit_note(LATE_PARTS, queries.len()));
     }
     let files = debug.iter().chain([&file]).filter(|_| !is_late);
     let mut loaded = files.map(|file| Dwarf::load(file, &addresses, &binary.companions));
@@ -129,9 +129,9 @@ pub(super) fn symbolize_file(
     notes.extend(
         dwarf
             .iter()
-            .flat_map(|dwarf| dwarf.missing_notes(missing.nameless)),
+            .flat_map(|dwarf| dwarf.missing_functions_notes(missing.nameless)),
     );
-    notes.extend((missing.late > 0).then(|| late_note(LATE_PARTS, missing.late)));
+    notes.extend((missing.late > 0).then(|| time_limit_note(LATE_PARTS, missing.late)));
     let function_at = |address| rules.as_ref()?.function_at(address);
     let shapes = read_call_shapes(&file, &cache, function_at, &calls);
     Ok((frames, shapes, notes))
@@ -139,7 +139,7 @@ pub(super) fn symbolize_file(
 
 /// Returns whether no other function starts between a symbol and the address for which it was found. `last_function`
 /// returns the last function before the address by the file's unwinding rules, and is asked if the symbol has no size.
-fn is_last_start(
+fn is_nearest_function_start(
     symbol: &FoundSymbol<'_>,
     last_function: impl Fn() -> Option<FunctionCode>,
 ) -> bool {
@@ -231,7 +231,7 @@ fn to_linked_addresses(
         true => None,
         false => image.bias_without_offsets(object_file.mappings.iter().copied()),
     };
-    let is_linked = |mapping: &&Mapping| mapping.is_of_linked_addresses();
+    let is_linked = |mapping: &&Mapping| mapping.has_linked_addresses();
     let are_linked = object_file.mappings.first().is_some_and(is_linked);
     let linked = |query: &CodeQuery| {
         if are_linked {

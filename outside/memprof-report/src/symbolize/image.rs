@@ -50,7 +50,7 @@ impl Segment {
     }
 
     /// Pages that the segment occupies at load bias `bias`. `None` if they overflow.
-    fn pages(&self, bias: u64) -> Option<(Address, Address)> {
+    fn page_range(&self, bias: u64) -> Option<(Address, Address)> {
         let start = bias.wrapping_add(self.address);
         let end = start
             .checked_add(self.size)?
@@ -160,7 +160,7 @@ impl Image {
         let same_access = |segment: &&Segment| segment.executable == mapping.executable;
         let mut segments = self.segments.iter().filter(same_access);
         segments.any(|segment| {
-            let pages = segment.pages(bias);
+            let pages = segment.page_range(bias);
             pages.is_some_and(|(start, end)| start <= mapping.start && mapping.end <= end)
         })
     }
@@ -175,7 +175,7 @@ impl Image {
     ) -> impl Iterator<Item = Mapping> + 'a {
         let code = self.segments.iter().filter(|segment| segment.executable);
         code.filter_map(move |segment| {
-            let (start, end) = segment.pages(bias)?;
+            let (start, end) = segment.page_range(bias)?;
             let before = bias.wrapping_add(segment.address).wrapping_sub(start.0);
             Some(Mapping {
                 start,

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::regular_file::{SearchPath, open_regular};
-use super::{Sources, SymbolBudget, jitdump, late_note, perf_map};
+use super::{Sources, SymbolBudget, jitdump, perf_map, time_limit_note};
 use crate::names::{Frame, Names};
 use crate::profile::Profile;
 use crate::stacks::AddressId;
@@ -64,8 +64,11 @@ pub(super) fn name_jit_code(
             }
         }
     }
-    if budget.is_late() {
-        notes.push(late_note("names of code made at run time", addresses.len()));
+    if budget.is_time_used_up() {
+        notes.push(time_limit_note(
+            "names of code made at run time",
+            addresses.len(),
+        ));
     }
     if left_out > 0 {
         notes.push(format!(

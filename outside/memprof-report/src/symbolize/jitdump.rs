@@ -20,6 +20,9 @@ const MAX_ENTRIES: usize = 1 << 20;
 /// Records between two looks at the clock.
 const RECORDS_PER_CHECK: u32 = 1 << 10;
 
+/// Most bytes of names that are returned, of all addresses together.
+const MAX_KEPT_BYTES: usize = 64 << 20;
+
 /// Longest name, in bytes; longer ones are truncated.
 const MAX_NAME_BYTES: u64 = 4 << 10;
 
@@ -100,9 +103,17 @@ pub(super) fn read_names(
     }
     let best = addresses.iter().zip(latest.best_candidates());
     let named = best.filter_map(|(&(_, id), best)| Some((id, name_positions[best?.0])));
-    named
-        .map(|(id, position)| Ok((id, read_text(&mut dump, position)?)))
-        .collect()
+    let mut found = Vec::new();
+    let mut kept_bytes = 0;
+    for (id, position) in named {
+        if kept_bytes >= MAX_KEPT_BYTES || Instant::now() > deadline {
+            break;
+        }
+        let name = read_text(&mut dump, position)?;
+        kept_bytes += name.len();
+        found.push((id, name));
+    }
+    Ok(found)
 }
 
 /// Seeks to the first record and returns its position in bytes. `None` if the file is truncated, or is no jitdump of
@@ -220,6 +231,19 @@ mod tests {
             let found = read_names(part, WRITER, &addresses, deadline());
             assert!(found.is_ok(), "{length} bytes");
         }
+    }
+
+    #[test]
+    fn long_name_of_many_addresses_is_limited() {
+        const ADDRESSES: u32 = 20_000;
+        let long = "x".repeat(5000);
+        let dump = [head(), load(0, ADDRESSES.into(), 1, &long)].concat();
+        let addresses: Vec<_> = (0..ADDRESSES)
+            .map(|id| (id.into(), AddressId(id)))
+            .collect();
+        let found = read_names(Cursor::new(dump), WRITER, &addresses, deadline()).unwrap();
+        let expected = super::MAX_KEPT_BYTES / super::MAX_NAME_BYTES as usize;
+        assert_eq!(found.len(), expected);
     }
 
     #[test]

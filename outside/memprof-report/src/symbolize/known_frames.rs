@@ -38,7 +38,7 @@ impl BinaryId {
         let is_linked = file
             .mappings
             .first()
-            .is_none_or(|mapping| mapping.is_of_linked_addresses());
+            .is_none_or(|mapping| mapping.has_linked_addresses());
         if !file.has_offsets || is_linked {
             return None;
         }
@@ -156,7 +156,7 @@ impl KnownFrames {
                 .iter()
                 .map(|frame| {
                     let mut string = |id| names.strings.intern(self.strings.get(id));
-                    replace_string_ids(frame, &mut string)
+                    with_replaced_string_ids(frame, &mut string)
                 })
                 .collect();
             names.set_frames(query.id, &frames);
@@ -201,7 +201,7 @@ impl KnownFrames {
             let frames = names.frames(query.id).iter();
             let address = KnownAddress {
                 frames: frames
-                    .map(|frame| replace_string_ids(frame, &mut string))
+                    .map(|frame| with_replaced_string_ids(frame, &mut string))
                     .collect(),
                 shape: names.call_shapes.get(&query.id).copied(),
                 is_near_leaf: query.is_near_leaf,
@@ -214,7 +214,7 @@ impl KnownFrames {
 
 /// Returns a copy of the frame in which `string` has replaced the id of each string, to move the frame to another table
 /// of strings.
-fn replace_string_ids(frame: &Frame, string: &mut impl FnMut(StringId) -> StringId) -> Frame {
+fn with_replaced_string_ids(frame: &Frame, string: &mut impl FnMut(StringId) -> StringId) -> Frame {
     Frame {
         function: string(frame.function),
         linkage: frame.linkage.map(&mut *string),

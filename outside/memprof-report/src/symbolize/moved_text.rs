@@ -49,7 +49,7 @@ pub(crate) fn restore_mappings(profile: &mut Profile, sources: Option<&Sources>)
     };
     let mut restored = Vec::new();
     for range in &ranges {
-        let mut code = files.code_in(range);
+        let mut code = files.code_mappings_in(range);
         if code.is_empty() {
             let unmapped = unmapped.iter().cloned();
             code.extend(unmapped.filter_map(|mapping| clip_to_range(mapping, range)));
@@ -90,8 +90,8 @@ fn reassign_addresses(profile: &mut Profile, before: &[Mapping]) {
             // The profile names no mapping here although there was one: the code is of another file.
             None if was_mapped(call) => None,
             // It may lie in a part of its mapping, or in code that was restored.
-            _ if own.is_none_or(|own| own.contains(call)) => profile.mapping_of(call),
-            own => profile.mapping_of(own?.start),
+            _ if own.is_none_or(|own| own.contains(call)) => profile.mapping_of_address(call),
+            own => profile.mapping_of_address(own?.start),
         };
         found.map(|index| index as u32)
     };
@@ -110,7 +110,7 @@ fn unexplained_ranges(profile: &Profile) -> Vec<UnexplainedRange> {
     for &Address(address) in profile.stacks.addresses() {
         // A frame is a return address, and the call lies before it.
         let call = Address(address.wrapping_sub(1));
-        let mapping = profile.mapping_of(call);
+        let mapping = profile.mapping_of_address(call);
         let (start, end) = match mapping {
             Some(index) if !may_hide(index) => continue,
             Some(index) => (profile.mappings[index].start, profile.mappings[index].end),
@@ -195,7 +195,7 @@ struct FileCode<'p> {
 impl<'p> FileCode<'p> {
     /// Returns the mappings of code in a range: those of the file that is mapped before or after it. If neither file
     /// can be read, the range belongs to the file that is mapped on both sides. Empty if no file has code there.
-    fn code_in(&mut self, range: &UnexplainedRange) -> Vec<Mapping> {
+    fn code_mappings_in(&mut self, range: &UnexplainedRange) -> Vec<Mapping> {
         let profile = self.profile;
         let own = range.mapping.map(|index| &profile.mappings[index]);
         let own = own.filter(|own| own.is_file()).map(|own| own.path.as_str());
@@ -204,7 +204,7 @@ impl<'p> FileCode<'p> {
         let files = before.into_iter().chain(after.filter(|_| !is_one));
         let mut is_read = false;
         for file in files {
-            let code = self.code_of(file);
+            let code = self.code_mappings_of(file);
             is_read |= !code.is_empty();
             let code = code.iter().cloned();
             let code: Vec<_> = code.filter_map(|code| clip_to_range(code, range)).collect();
@@ -222,7 +222,7 @@ impl<'p> FileCode<'p> {
 
     /// Mappings of a file's code. Empty if it cannot be read, if its load address is unclear, or if [`MAX_FILES`] other
     /// files were looked up before.
-    fn code_of(&mut self, file: &'p Mapping) -> &[Mapping] {
+    fn code_mappings_of(&mut self, file: &'p Mapping) -> &[Mapping] {
         let is_full = self.known.len() == MAX_FILES;
         let (profile, sources) = (self.profile, self.sources);
         self.known.entry(&file.path).or_insert_with(|| {
@@ -302,7 +302,7 @@ fn mapping_between(before: &Mapping, after: &Mapping) -> Option<Mapping> {
     is_one.then(|| Mapping {
         start: before.end,
         end: after.start,
-        offset: before.offset.wrapping_add(before.end.0 - before.start.0),
+        offset: before.file_offset(before.end).0,
         executable: true,
         ..before.clone()
     })
@@ -384,7 +384,7 @@ mod tests {
         let check = |hidden: Option<&str>, after: u64, expected: Option<u64>| {
             let mut profile = profile(0, hidden, after);
             restore_mappings(&mut profile, None);
-            let index = profile.mapping_of(Address(0x40_10ff));
+            let index = profile.mapping_of_address(Address(0x40_10ff));
             let found = index.map(|index| &profile.mappings[index]);
             let found = found.filter(|found| found.path == "/srv/app");
             let offset = found.map(|found| found.file_offset(Address(0x40_10ff)).0);
@@ -404,6 +404,14 @@ mod tests {
             check(hidden, 0x1000, None);
         }
         check(Some("//anon"), 0x2000, Some(0x10ff));
+    }
+
+    #[test]
+    fn mapping_that_ends_before_its_start_may_come_before() {
+        let before = mapping(0x2000, 0x1000, 0x1000, "/a");
+        let between = mapping_between(&before, &mapping(0x5000, 0x6000, 0x4000, "/a"));
+        let found = between.map(|found| (found.start.0, found.end.0, found.offset));
+        assert_eq!(found, Some((0x1000, 0x5000, 0)));
     }
 
     #[test]

@@ -14,7 +14,7 @@ const MAX_BYTES: u64 = 256 << 20;
 /// Most entries that are stored.
 const MAX_ENTRIES: usize = 1 << 18;
 
-/// Most bytes of names that are kept.
+/// Most bytes of names that are kept, and that are returned for all addresses together.
 const MAX_NAME_BYTES: usize = 64 << 20;
 
 /// Lines between two looks at the clock.
@@ -54,8 +54,14 @@ pub(super) fn read_names(
         }
     }
     let best = addresses.iter().zip(latest.best_candidates());
-    best.filter_map(|(&(_, id), name)| Some((id, names[name?.0].clone())))
-        .collect()
+    let named = best.filter_map(|(&(_, id), name)| Some((id, &names[name?.0])));
+    let mut returned_bytes = 0;
+    // Many addresses may have one long name.
+    let within_limit = named.take_while(|(_, name)| {
+        returned_bytes += name.len();
+        returned_bytes <= MAX_NAME_BYTES
+    });
+    within_limit.map(|(id, name)| (id, name.clone())).collect()
 }
 
 /// Reads the next line into `line`, without its newline. Skips the bytes of the line beyond [`MAX_LINE_BYTES`]. Returns
@@ -97,7 +103,7 @@ mod tests {
     use std::time::Instant;
 
     use super::super::symbol_budget::TIME_LIMIT;
-    use super::{MAX_LINE_BYTES, read_line, read_names};
+    use super::{MAX_LINE_BYTES, MAX_NAME_BYTES, read_line, read_names};
     use crate::stacks::AddressId;
 
     #[test]
@@ -118,6 +124,16 @@ mod tests {
         };
         check(now + TIME_LIMIT, &expected);
         check(now, &[]);
+    }
+
+    #[test]
+    fn long_name_of_many_addresses_is_limited() {
+        const NAME_BYTES: usize = 4000;
+        let map = format!("0 4e20 {}\n", "x".repeat(NAME_BYTES));
+        let addresses: Vec<_> = (0..20_000).map(|id| (id.into(), AddressId(id))).collect();
+        let deadline = Instant::now() + TIME_LIMIT;
+        let found = read_names(map.as_bytes(), &addresses, deadline);
+        assert_eq!(found.len(), MAX_NAME_BYTES / NAME_BYTES);
     }
 
     #[test]

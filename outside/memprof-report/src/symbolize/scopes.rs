@@ -76,7 +76,7 @@ impl<'s> Scopes<'s> {
         if entry.tag() == DW_TAG_subprogram || !is_cpp(unit) {
             return None;
         }
-        self.with_declaration(unit, entry, MAX_REFERENCES, |unit, declared, functions| {
+        self.visit_declaration(unit, entry, MAX_REFERENCES, |unit, declared, functions| {
             self.cached_scope_path(unit, declared.offset(), functions)
         })
     }
@@ -121,7 +121,7 @@ impl<'s> Scopes<'s> {
                 None => scope_name(unit, scope),
                 // A function that is declared elsewhere and contains a lambda.
                 Some(_) => {
-                    let declared = self.with_declaration(
+                    let declared = self.visit_declaration(
                         unit,
                         scope.clone(),
                         functions.checked_sub(1)?,
@@ -158,7 +158,7 @@ impl<'s> Scopes<'s> {
     /// Follows up to `references` references from `entry` to the entry that declares the function. Calls `visit` with
     /// that entry, its unit, and the number of references that are left. `None` if the declaration is farther away, a
     /// reference is damaged or leads to a file that was not found, or a limit is reached.
-    fn with_declaration<T>(
+    fn visit_declaration<T>(
         &self,
         unit: UnitRef<'_, Slice<'s>>,
         mut entry: Entry<'s>,
@@ -204,7 +204,7 @@ impl<'s> Scopes<'s> {
         let unit = dwarf.unit(header).ok()?;
         let unit = UnitRef::new(dwarf, &unit);
         let entry = unit.entry(offset.to_unit_offset(&unit.header)?).ok()?;
-        self.with_declaration(unit, entry, references, visit)
+        self.visit_declaration(unit, entry, references, visit)
     }
 }
 

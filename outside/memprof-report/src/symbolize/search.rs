@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use super::build_id::build_id;
 use super::companions::{Companions, DEBUG_DIR, build_id_path};
@@ -28,11 +29,11 @@ pub(super) struct Binary {
 }
 
 impl Binary {
-    /// Finds the binary's debug file, and stores it in `debug`; `None` if there is none. May read a whole file, to
-    /// compute its checksum.
-    pub(super) fn find_debug_file(&mut self) {
+    /// Finds the binary's debug file, and stores it in `debug`; `None` if there is none. May read up to [`READ_LIMIT`]
+    /// bytes of each possible file until the `deadline`, to compute its checksum.
+    pub(super) fn find_debug_file(&mut self, deadline: Instant) {
         let id = self.build_id.as_deref();
-        self.debug = self.companions.find_debug_file(&self.file, id);
+        self.debug = self.companions.find_debug_file(&self.file, id, deadline);
     }
 
     /// Length of the binary and of its debug file together, in bytes. A file whose length cannot be read counts as 0.

@@ -64,7 +64,7 @@ impl SplitUnits {
         addresses: &[LinkedAddress],
         companions: &Companions,
     ) -> Self {
-        let needed = needed_units(dwarf, addresses);
+        let needed = needed_split_units(dwarf, addresses);
         let mut loaded = Self {
             needed: needed.len(),
             ..Self::default()
@@ -82,7 +82,7 @@ impl SplitUnits {
             let package = loaded.package.as_ref();
             let is_packed = package.is_some_and(|package| {
                 let unit = package.unit(DwoId(id), dwarf);
-                unit.is_some_and(|unit| check_unit(&unit, &mut budget).is_ok())
+                unit.is_some_and(|unit| check_and_charge_unit(&unit, &mut budget).is_ok())
             });
             if is_packed {
                 loaded.packed.insert(id);
@@ -139,7 +139,7 @@ impl SplitUnits {
 
 /// Returns the split units that contain one of the addresses: by unit id, the directory of the compilation and the path
 /// of the file, as the debug information names them. Empty if the debug information is damaged.
-fn needed_units(
+fn needed_split_units(
     dwarf: &Arc<gimli::Dwarf<Slice<'_>>>,
     addresses: &[LinkedAddress],
 ) -> BTreeMap<u64, (PathBuf, PathBuf)> {
@@ -178,11 +178,11 @@ impl SplitUnit {
             unit: 0..0,
             endian,
         };
-        loaded.unit = match find_unit(&loaded.as_dwarf(), id).map_err(io::Error::other)? {
+        loaded.unit = match find_unit_range(&loaded.as_dwarf(), id).map_err(io::Error::other)? {
             Some(unit) => unit,
             None => return Ok(None),
         };
-        check_unit(&loaded.as_unit_dwarf(), budget)?;
+        check_and_charge_unit(&loaded.as_unit_dwarf(), budget)?;
         Ok(Some(loaded))
     }
 
@@ -208,7 +208,10 @@ impl SplitUnit {
 
 /// Returns the range in bytes of the unit with this id in `.debug_info`. `None` if there is no such unit. Fails if a
 /// unit before it is damaged.
-fn find_unit(dwarf: &gimli::Dwarf<Slice<'_>>, id: u64) -> gimli::Result<Option<Range<usize>>> {
+fn find_unit_range(
+    dwarf: &gimli::Dwarf<Slice<'_>>,
+    id: u64,
+) -> gimli::Result<Option<Range<usize>>> {
     let mut headers = dwarf.units();
     while let Some(header) = headers.next()? {
         let start = header.debug_info_offset().map_or(0, |offset| offset.0);
@@ -266,7 +269,7 @@ impl Budget {
 
 /// Checks a unit before addr2line reads it, and subtracts its functions and abbreviations from the budget. Fails if the
 /// unit is damaged, or exceeds the budget.
-fn check_unit(unit: &gimli::Dwarf<Slice<'_>>, budget: &mut Budget) -> io::Result<()> {
+fn check_and_charge_unit(unit: &gimli::Dwarf<Slice<'_>>, budget: &mut Budget) -> io::Result<()> {
     units::charge_abbreviations(unit, &mut budget.debug)?;
-    units::check_entries(unit, &mut budget.debug)
+    units::check_and_charge_entries(unit, &mut budget.debug)
 }

@@ -97,7 +97,7 @@ impl SymbolBudget {
     }
 
     /// Returns whether the current process has used up its share of the time.
-    pub(super) fn is_late(&self) -> bool {
+    pub(super) fn is_time_used_up(&self) -> bool {
         Instant::now() > self.deadline(1)
     }
 

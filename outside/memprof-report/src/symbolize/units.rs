@@ -30,7 +30,7 @@ pub(super) fn unneeded_units(
     addresses: &[LinkedAddress],
     budget: &mut DebugBudget,
 ) -> io::Result<Vec<Range<usize>>> {
-    let is_needed = units_in_ranges(dwarf, addresses);
+    let is_needed = units_with_ranges(dwarf, addresses);
     let mut units = Vec::new();
     let mut headers = dwarf.units();
     while let Some(unit) = headers.next().map_err(io::Error::other)? {
@@ -81,7 +81,10 @@ pub(super) fn charge_abbreviations(
 
 /// Checks all units, and subtracts their functions from the budget. Fails if a unit is damaged, nested deeper than any
 /// compiler writes it, or exceeds the budget.
-pub(super) fn check_entries(dwarf: &Dwarf<Slice<'_>>, budget: &mut DebugBudget) -> io::Result<()> {
+pub(super) fn check_and_charge_entries(
+    dwarf: &Dwarf<Slice<'_>>,
+    budget: &mut DebugBudget,
+) -> io::Result<()> {
     let mut headers = dwarf.units();
     while let Some(unit) = headers.next().map_err(io::Error::other)? {
         read_references(dwarf, &unit, budget)?;
@@ -110,7 +113,10 @@ pub(super) fn blank_units(info: &mut [u8], run: &Range<usize>, endian: RunTimeEn
 /// Returns, by the offset of each unit that has ranges, whether one of `addresses` may be in a range. A damaged range
 /// may contain any address; if a list of ranges cannot be read, the result is empty. Ranges of length 0 are of
 /// functions that the linker removed.
-fn units_in_ranges(dwarf: &Dwarf<Slice<'_>>, addresses: &[LinkedAddress]) -> HashMap<usize, bool> {
+fn units_with_ranges(
+    dwarf: &Dwarf<Slice<'_>>,
+    addresses: &[LinkedAddress],
+) -> HashMap<usize, bool> {
     let mut units = HashMap::new();
     let mut sets = dwarf.debug_aranges.headers();
     loop {

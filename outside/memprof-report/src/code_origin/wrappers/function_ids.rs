@@ -54,7 +54,7 @@ impl FunctionIds {
 
     /// Returns the number of stacks that contain each of `functions`. The allocator's frames at the leaf do not count.
     /// `candidates` says, by the index of a frame's verdict, whether the frame counts.
-    pub(super) fn count_stacks(
+    pub(super) fn count_stacks_by_function(
         &self,
         named: &SymbolizedProfile,
         origins: &CodeOrigins,

@@ -43,7 +43,7 @@ impl Lines {
     ) -> Result<Self> {
         let names = box_names(folded);
         let cuts = match has_duplicate_box_names(&names) {
-            true => Cuts::without_cuts(folded),
+            true => Cuts::none(folded),
             false => Cuts::new(folded),
         };
         Self::with_cuts(folded, names, is_comparison, &cuts, memory_left)
@@ -217,7 +217,7 @@ struct Cuts {
 
 impl Cuts {
     /// Creates the cuts that leave all stacks of `folded` whole.
-    fn without_cuts(folded: &Folded<'_>) -> Self {
+    fn none(folded: &Folded<'_>) -> Self {
         Self {
             depths: vec![u32::MAX; folded.stacks.len()],
             min_width: 0.0,
@@ -271,7 +271,7 @@ impl Cuts {
 mod tests {
     use inferno::flamegraph::from_lines;
 
-    use super::super::shared_options;
+    use super::super::common_flamegraph_options;
     use super::*;
 
     /// Stacks of functions whose names start with each other, of which most are too narrow.
@@ -307,7 +307,7 @@ mod tests {
     /// Titles of the boxes, and how far they are from the left in percent of the width, sorted.
     fn boxes(lines: &Lines) -> Vec<(String, f64)> {
         let mut svg = Vec::new();
-        from_lines(&mut shared_options(), lines.iter(), &mut svg).unwrap();
+        from_lines(&mut common_flamegraph_options(), lines.iter(), &mut svg).unwrap();
         let svg = String::from_utf8(svg).unwrap();
         let parts = svg.split("<title>").skip(1);
         let boxes = parts.map(|part| {
@@ -325,7 +325,7 @@ mod tests {
     fn boxes_are_the_same_without_what_is_too_narrow() {
         let check = |folded: Folded<'_>, is_comparison: bool, max_lines: usize| {
             let (names, left) = (box_names(&folded), MemoryLeft::default());
-            let all = Cuts::without_cuts(&folded);
+            let all = Cuts::none(&folded);
             let all = Lines::with_cuts(&folded, names, is_comparison, &all, left).unwrap();
             let few = Lines::new(&folded, is_comparison, left).unwrap();
             assert!(few.ends.len() <= max_lines, "{}", few.ends.len());

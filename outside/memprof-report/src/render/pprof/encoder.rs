@@ -230,7 +230,9 @@ impl<W: Write> Encoder<W> {
             num_unit: self.intern_string("seconds"),
             ..proto::Label::default()
         });
-        let labels = sample.label.map(|label| profile.labels.labels_of(label));
+        let labels = sample
+            .label
+            .map(|label| profile.labels.labels_of_set(label));
         let labels = labels.as_deref().unwrap_or_default().iter();
         let labels = labels.map(|SetLabel { key, text, number }| match number {
             Some((number, unit)) => proto::Label {
