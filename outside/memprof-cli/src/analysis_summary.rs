@@ -87,7 +87,7 @@ pub(crate) fn analyze<T>(
     run: impl FnOnce(AnalysisOptions, &dyn Fn(Phase)) -> Result<T, Error>,
 ) -> anyhow::Result<T> {
     // Such blocks are unmapped when they are freed, so they no longer count towards this program's resident set.
-    own_heap::map_large_blocks();
+    own_heap::make_malloc_map_large_blocks();
     let _reaper = ReaperGuard::start(pid)?;
     let progress = PhaseProgress::default();
     finish_analysis(pid, run(options, &|phase| progress.show_phase(pid, phase)))

@@ -22,6 +22,10 @@ use crate::report::ReportArgs;
 use crate::run::RunArgs;
 use crate::serve::ServeArgs;
 
+/// Help of the arguments of a command that also examines a process without the plugin.
+pub(crate) const ANY_PROCESS_HELP: &str = "The process, also one without the plugin: a pid, a name, container:NAME or a \
+    socket's path; not needed while only one host runs. Then the message's arguments, listed below if it has any";
+
 /// Heap profiler for running processes.
 #[derive(Debug, Parser)]
 #[command(name = "memprof", version, max_term_width = 100)]
@@ -59,7 +63,7 @@ pub(crate) enum Command {
     Msg(MsgArgs),
     /// List the plugins that a host has loaded and refused, with their messages.
     Plugins {
-        /// The host: a pid, a name, container:NAME or a socket's path. Not needed while only one host runs.
+        /// The host: a pid, a name, container:NAME or a socket's path; not needed while only one host runs.
         #[arg(value_name = "TARGET", add = completion::target_completer())]
         host: Option<String>,
         /// Like TARGET.
@@ -85,17 +89,25 @@ pub(crate) enum Command {
     Dump {
         #[command(flatten)]
         short: MessageArgs,
-        /// Also write the dump to this file (`-`: stdout); the bytes come over the socket.
+        /// Also write the dump, which is fetched over the socket, to this file (`-`: standard output).
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
-        /// Open a report of it in a browser, or print the path of the report.
+        /// Open a report of it as an HTML page in a browser; without a browser, print the page's path.
         #[arg(long)]
         open: bool,
     },
     Stats(MessageArgs),
     Status(MessageArgs),
+    /// Diagnose why profiling cannot work in a process, and how to fix it
+    ///
+    /// A process without the plugin is examined from outside: whether it can be attached to, and its allocators.
+    #[command(mut_arg("args", |args| args.help(ANY_PROCESS_HELP)))]
     Doctor(MessageArgs),
     Ledger(LedgerArgs),
+    /// Give the allocator's free pages back to the kernel
+    ///
+    /// Without arguments, the heaps are walked first, for which the process is stopped for a moment, and the result is
+    /// compared with what that walk promised.
     Purge(MessageArgs),
     #[command(name = "background_thread")]
     BackgroundThread(MessageArgs),
@@ -116,17 +128,17 @@ pub(crate) enum Command {
     },
     Report(Box<ReportArgs>),
     Serve(ServeArgs),
-    /// Take heap profiles of this machine's hosts by a policy, for `memprof fleet`.
+    /// Take heap profiles of this machine's hosts by a policy, and write them to a store.
     #[command(disable_help_flag = true)]
     Agent {
-        /// Arguments of `memprof-fleet agent`, which this runs; see its --help.
+        /// The arguments of `memprof-fleet agent`, which this runs; `memprof agent --help` lists them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
     /// Query the profiles of many machines: ps, dump, top, growth, diff, flame, views, compact, prune, doctor.
     #[command(disable_help_flag = true)]
     Fleet {
-        /// Arguments of `memprof-fleet fleet`, which this runs; see its --help.
+        /// The arguments of `memprof-fleet fleet`, which this runs; `memprof fleet --help` lists them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
@@ -134,26 +146,27 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Print a completion script for a shell.
     Completions {
-        /// The shell. Its script belongs where the shell looks, for bash in `/etc/bash_completion.d/memprof`.
+        /// The shell; its script belongs where the shell looks, for bash in /etc/bash_completion.d/memprof.
         shell: Shell,
     },
     /// Print the manual page, or write the pages of all commands to a directory.
     Man {
-        /// Write memprof.1, memprof-dump.1 and the others to DIR.
+        /// Write memprof.1, memprof-dump.1 and the others to this directory [default: print memprof.1].
         #[arg(long, value_name = "DIR")]
         directory: Option<PathBuf>,
     },
     /// Print the environment variable that enables jemalloc's profiler in a program.
     MallocConf {
-        /// A program's file, or the pid of a running one [default: the variable for libjemalloc.so.2].
-        #[arg(value_name = "BINARY|PID")]
+        /// A program, by its file or its name in PATH, or the pid of a running one [default: the variable for
+        /// libjemalloc.so.2].
+        #[arg(value_name = "PROGRAM|PID")]
         program: Option<String>,
     },
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PluginCommand {
-    /// Make a folder with a plugin that builds, is checked and answers at once.
+    /// Make a directory with a plugin that builds, is checked and answers at once.
     New(NewPluginArgs),
     /// Check a plugin's file as a host would, in a process of its own.
     Check(CheckArgs),

@@ -44,8 +44,8 @@ pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(3600);
 /// removes the plugin's hooks, threads and socket, and so does the end of the time. Where malloc is linked into the
 /// program, or an allocator whose functions have other names (`_rjem_malloc` of Rust programs, `mi_malloc`), the first
 /// instructions of its functions are replaced with jumps, which `memprof detach` takes away; at the end of the time they
-/// stay, and lead back to the functions. Root may attach to any process, other users to
-/// their own if the system allows it: `memprof ps --all` shows that.
+/// stay, and lead back to the functions. Root may attach to any process, other users to their own if the system allows
+/// it: `memprof ps --all` shows that.
 #[derive(clap::Args, Debug)]
 pub(crate) struct AttachArgs {
     /// The process: a pid, a name or container:NAME
@@ -56,7 +56,7 @@ pub(crate) struct AttachArgs {
     #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = crate::process_arg::parse_duration)]
     pub(crate) lease: Duration,
 
-    /// Patch malloc itself also where it is a library's, so that no call escapes memprof's sampler
+    /// Also patch malloc where it is a library's, so that no call escapes memprof's sampler
     ///
     /// Without this, the sampler sees the calls through the slots and data of the program and its libraries, but not
     /// those by addresses that were copied before, of the dynamic loader, and of constructors of libraries; a dump says
@@ -66,12 +66,12 @@ pub(crate) struct AttachArgs {
     #[arg(long)]
     pub(crate) entries: bool,
 
-    /// Longest time for which all threads may be stopped to patch malloc; memprof estimates it first, and does not
-    /// patch if it is longer
+    /// Stop the process for this time at most to patch malloc; memprof estimates it first, and does not patch if it is
+    /// longer
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = crate::process_arg::parse_duration)]
     pub(crate) max_pause: Duration,
 
-    /// Attach to the children too that it forks from now on
+    /// Also attach to the children that it forks from now on
     ///
     /// Each has a thread of the plugin's from its first moment on, which hinders those that enter a user namespace
     /// (unshare(2)), as sandboxes do. Without this, attach to a child by its own pid.
@@ -82,11 +82,11 @@ pub(crate) struct AttachArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) plugin: Option<PathBuf>,
 
-    /// A file with the plugin's keys (watch rules, which dumps are kept), read by this command
+    /// The plugin's configuration file (watch rules, which dumps are kept), which this command reads [default: none]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Load the plugin through the inspector of a Node, without ptrace(2)
+    /// Load the plugin through Node's inspector, without ptrace(2)
     ///
     /// The process gets SIGUSR1, on which Node opens its inspector, mostly on port 9229 of 127.0.0.1, and closes it again
     /// when the plugin is loaded. Until then, every user of the machine can run code in the process. An inspector that is
@@ -98,7 +98,7 @@ pub(crate) struct AttachArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// The plugin's keys, which override those of --config
+    /// Keys of the plugin's configuration, which override those of --config
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) args: Vec<String>,
 }

@@ -32,15 +32,15 @@ pub(crate) fn write_temporary_page<T>(
 }
 
 /// Opens a file in the user's browser. Prints its absolute path on stdout if no browser starts.
-pub(crate) fn open_or_print(file: &Path) -> anyhow::Result<()> {
+pub(crate) fn open_or_print_path(file: &Path) -> anyhow::Result<()> {
     if !open_in_browser(file)? {
         output::print(&std::path::absolute(file)?.display().to_string());
     }
     Ok(())
 }
 
-/// Like [`open_or_print`], but prints the path on stderr, because stdout carries the page or a dump.
-pub(crate) fn open_or_print_to_stderr(file: &Path) -> anyhow::Result<()> {
+/// Like [`open_or_print_path`], but prints the path on stderr, because stdout carries the page or a dump.
+pub(crate) fn open_or_print_path_to_stderr(file: &Path) -> anyhow::Result<()> {
     if !open_in_browser(file)? {
         output::print_stderr(&std::path::absolute(file)?.display().to_string());
     }

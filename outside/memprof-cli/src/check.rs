@@ -20,8 +20,8 @@ use rustix::time::Timespec;
 use crate::exit::{FAILED, Outcome, code_of_status, with_exit_code};
 use crate::output;
 
-/// Size of the child's pid, which the child sends after the check. It proves that the check was made, and not in a process
-/// that the plugin's code has forked.
+/// Size of the child's pid, which the child sends after the check. It proves that the check was made, and not in a
+/// process that the plugin's code has forked.
 const PROOF_BYTES: usize = size_of::<u32>();
 
 #[derive(Debug, clap::Args)]
@@ -41,15 +41,15 @@ pub(crate) struct CheckArgs {
 /// child.
 pub(crate) fn run(args: &CheckArgs) -> Outcome {
     match args.in_child {
-        true => check_as_child(&args.plugin),
-        false => check_by_child(&args.plugin, args.limit),
+        true => check_plugin_as_child(&args.plugin),
+        false => check_plugin_in_child(&args.plugin, args.limit),
     }
 }
 
 /// Loads the plugin in a child process, which proves the check by sending its pid over a socket, its standard input.
 /// Fails if the child takes longer than `limit`, crashes, or ends before it has made the check. Otherwise, the outcome
 /// is the child's exit code.
-fn check_by_child(plugin: &Path, limit: Duration) -> Outcome {
+fn check_plugin_in_child(plugin: &Path, limit: Duration) -> Outcome {
     let own = std::env::current_exe().context("failed to find this program")?;
     let (mut proof, child_end) = UnixStream::pair().context("failed to make a socket pair")?;
     let mut child = Command::new(own)
@@ -110,10 +110,10 @@ fn wait_for_exit(child: &Child, limit: Duration) -> Result<bool> {
     Ok(ready > 0)
 }
 
-/// Checks the plugin in this process, the child that [`check_by_child`] starts. Then sends this process's pid, the
-/// proof of the check, to standard input, which is a socket to the parent.
-fn check_as_child(plugin: &Path) -> Outcome {
-    let outcome = check_and_print(plugin);
+/// Checks the plugin in this process, the child that [`check_plugin_in_child`] starts. Then sends this process's pid,
+/// the proof of the check, to standard input, which is a socket to the parent.
+fn check_plugin_as_child(plugin: &Path) -> Outcome {
+    let outcome = check_plugin_and_print(plugin);
     // The write fails if a user typed the hidden option: then standard input is no socket.
     if let Ok(proof) = std::io::stdin().as_fd().try_clone_to_owned() {
         let _written = UnixStream::from(proof).write_all(&std::process::id().to_ne_bytes());
@@ -123,7 +123,7 @@ fn check_as_child(plugin: &Path) -> Outcome {
 
 /// Loads the plugin as a host would, and prints its ID, version and messages. Writes warnings to stderr. An error has
 /// the exit code that fits its status.
-fn check_and_print(plugin: &Path) -> Outcome {
+fn check_plugin_and_print(plugin: &Path) -> Outcome {
     let (info, warnings) = memprof_host::check(plugin, None)
         .map_err(|error| with_exit_code(code_of_status(error.status()), error.to_string()))?;
     output::print(&format!(

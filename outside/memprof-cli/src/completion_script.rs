@@ -12,7 +12,7 @@ pub(crate) const COMPLETE_VARIABLE: &str = "MEMPROF_COMPLETE";
 
 /// Prints a shell's completion script. The script runs this program at each completion, so that it offers the hosts
 /// that run at that time.
-pub(crate) fn print_script(shell: Shell) -> Outcome {
+pub(crate) fn print_completion_script(shell: Shell) -> Outcome {
     let mut script = Vec::new();
     let shell = shell.to_string();
     let shells = Shells::builtins();

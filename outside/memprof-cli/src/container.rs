@@ -40,7 +40,7 @@ impl Container {
             let mut parts = path.rsplit('/').peekable();
             while let Some(part) = parts.next() {
                 let parent = parts.peek().copied().unwrap_or_default();
-                if let Some(container) = Self::from_part(part, parent) {
+                if let Some(container) = Self::from_cgroup_directory(part, parent) {
                     return Some(container);
                 }
             }
@@ -51,7 +51,7 @@ impl Container {
 
     /// Returns the container that one directory of a cgroup's path (`part`) names; `parent` is the directory above it.
     /// `None` if the directory names none.
-    fn from_part(part: &str, parent: &str) -> Option<Self> {
+    fn from_cgroup_directory(part: &str, parent: &str) -> Option<Self> {
         let scope = part.strip_suffix(".scope");
         // The directory is docker-ID.scope, cri-containerd-ID.scope, crio-ID.scope, libpod-ID.scope, or the id alone,
         // which has 64 digits.
@@ -74,7 +74,7 @@ impl Container {
     /// Returns the name, or the short id if only an id is known. Looks the name of an id up in the files of Docker and
     /// Podman.
     pub(crate) fn name(&self) -> String {
-        let name = self.has_id.then(|| stored_name(&self.id)).flatten();
+        let name = self.has_id.then(|| read_container_name(&self.id)).flatten();
         name.unwrap_or_else(|| match self.has_id {
             true => self.id[..SHORT_ID].to_owned(),
             false => self.id.clone(),
@@ -126,7 +126,7 @@ fn read_host_name(root: &Path) -> Option<String> {
 
 /// Returns the name of a container by its id, as Docker and Podman store it for root. `None` if neither has it, or
 /// their files cannot be read.
-fn stored_name(id: &str) -> Option<String> {
+fn read_container_name(id: &str) -> Option<String> {
     let read = |path: &str| serde_json::from_slice::<Value>(&fs::read(path).ok()?).ok();
     let docker = || {
         let config = read(&format!("/var/lib/docker/containers/{id}/config.v2.json"))?;

@@ -47,7 +47,7 @@ pub(crate) struct DetachArgs {
     #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse_process)]
     pid: u32,
 
-    /// Also detach from its descendants, because forked children are attached to as well
+    /// Also detach from those of its descendants that have the plugin
     #[arg(long)]
     tree: bool,
 

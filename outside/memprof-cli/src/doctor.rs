@@ -10,7 +10,9 @@ use memprof_ptrace::frame_memory::loaded_libraries;
 use memprof_ptrace::library_image::LibraryImage;
 use memprof_ptrace::maps::mappings;
 use memprof_ptrace::memory::Memory;
-use memprof_ptrace::{ExaminedProcess, Purpose, Refusal, examine_for, examine_for_load};
+use memprof_ptrace::{
+    ExaminedProcess, Purpose, Refusal, examine_process_for, examine_process_for_load,
+};
 use serde::Serialize;
 
 use crate::exit::{Outcome, UNAVAILABLE};
@@ -52,7 +54,7 @@ pub(crate) fn run(args: &MessageArgs) -> Outcome {
 /// Diagnoses a process without a reachable plugin, and prints the findings, as JSON if `json`. The exit code is 4 if
 /// the process cannot be attached to, or if its allocator lacks symbols.
 fn diagnose_outside(pid: u32, json: bool) -> Outcome {
-    let examined = examine_for_load(pid);
+    let examined = examine_process_for_load(pid);
     let mut findings = Vec::new();
     if let Err(refusal) = &examined {
         findings.push(refusal_finding(pid, refusal));
@@ -71,9 +73,9 @@ fn diagnose_outside(pid: u32, json: bool) -> Outcome {
     let kind = ProgramKinds::default().kind_for_pid(pid);
     let next = match stripped {
         // A stripped jemalloc is found by its tables in memory, so `holders` works.
-        Some("jemalloc") => next_command(pid, false),
+        Some("jemalloc") => suggested_command(pid, false),
         Some(_) => format!("memprof ledger {pid}"),
-        None => next_command(pid, examined.is_ok()),
+        None => suggested_command(pid, examined.is_ok()),
     };
     let allocators = match &*kind.allocators {
         [] => "no allocator that memprof knows by name".to_owned(),
@@ -118,8 +120,8 @@ fn diagnose_outside(pid: u32, json: bool) -> Outcome {
 
 /// Returns the command to type next about a process without the plugin. The choice depends on whether the process can
 /// be attached to (`can_attach`), and on whether memprof may read its memory.
-pub(crate) fn next_command(pid: u32, can_attach: bool) -> String {
-    match (can_attach, examine_for(Purpose::Read, pid).is_ok()) {
+pub(crate) fn suggested_command(pid: u32, can_attach: bool) -> String {
+    match (can_attach, examine_process_for(Purpose::Read, pid).is_ok()) {
         (true, _) => format!("memprof record {pid}"),
         (false, true) => format!("memprof holders {pid}"),
         (false, false) => "memprof ps --all".to_owned(),
@@ -131,7 +133,7 @@ pub(crate) fn next_command(pid: u32, can_attach: bool) -> String {
 fn refusal_finding(pid: u32, refusal: &Refusal) -> Finding {
     let remedy = memprof_attach::refusal_remedy(pid, refusal);
     let remedy = remedy.unwrap_or_else(|| "nothing helps while it runs".to_owned());
-    let remedy = match examine_for(Purpose::Read, pid) {
+    let remedy = match examine_process_for(Purpose::Read, pid) {
         Ok(_) => format!(
             "{remedy}; `memprof leaks --prove {pid}` and `memprof holders {pid}` need no plugin"
         ),
@@ -196,7 +198,7 @@ pub(crate) fn stripped_allocator_remedy(pid: u32, allocator: &str) -> String {
 /// Returns the notice that attaching will read the process's seccomp filter, and may refuse because of it. `None` if
 /// the process has no filter.
 fn seccomp_notice(process: &ExaminedProcess) -> Option<Finding> {
-    process.has_filter().then(|| Finding {
+    process.has_seccomp_filter().then(|| Finding {
         kind: "seccomp_filter".into(),
         severity: Severity::Notice.into(),
         message: "a seccomp filter limits its system calls; attaching reads the filter, and refuses if it could kill the process"

@@ -30,7 +30,7 @@ pub(crate) fn code_of_error(error: &anyhow::Error) -> ExitCode {
 /// Returns the exit code for an error as a number: the one that the error carries, else one for the error's type.
 /// [`FAILED`] for an error of unknown type.
 pub(crate) fn code_number_of_error(error: &anyhow::Error) -> u8 {
-    if let Some(code) = memprof_output::error_code(error) {
+    if let Some(code) = memprof_output::exit_code_of_error(error) {
         code
     } else if let Some(ClientError::Unreachable(_)) = error.downcast_ref::<ClientError>() {
         UNREACHABLE

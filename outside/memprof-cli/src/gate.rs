@@ -49,15 +49,15 @@ pub(crate) struct TestArgs {
     #[arg(long)]
     update: bool,
 
-    /// Run N times and take the median, for a command that varies [default: 1; 5 with --update]
+    /// Run the command this many times, at most 99, and take the median [default: 1; 5 with --update]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=99))]
     runs: Option<u8>,
 
-    /// Output format: annotations for GitHub if `GITHUB_ACTIONS` is set, else text
+    /// Output format [default: github if `GITHUB_ACTIONS` is `true`, else text]
     #[arg(long, value_enum)]
     format: Option<FormatArg>,
 
-    /// Write the report of --format to FILE, and print text
+    /// Write the output to this file, whole or not at all, and print text [default: standard output]
     #[arg(short, long, value_name = "FILE", conflicts_with = "update")]
     output: Option<PathBuf>,
 
@@ -70,7 +70,7 @@ pub(crate) struct TestArgs {
     #[arg(long, visible_alias = "interval", value_name = "SIZE", conflicts_with = "lg_sample", value_parser = crate::run::parse_interval)]
     sample_interval: Option<u8>,
 
-    /// One sample per 2^N allocated bytes, in place of --sample-interval
+    /// One sample per 2^N allocated bytes, in place of --sample-interval; N is 10 to 24
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(10..=24))]
     lg_sample: Option<u8>,
 
@@ -79,24 +79,25 @@ pub(crate) struct TestArgs {
     plugin: Option<PathBuf>,
 
     /// The command and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"])]
+    #[arg(required = true, trailing_var_arg = true, value_names = ["COMMAND", "ARGS"])]
     command: Vec<OsString>,
 }
 
 /// Output format. For all but the first two, paths are those of the repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum FormatArg {
-    /// For people
+    /// Text for people
     Text,
-    /// For programs
+    /// JSON for scripts
     Json,
     /// Text, and each broken budget as a workflow command of GitHub Actions
     Github,
-    /// A report for GitLab's Code Quality
+    /// Report for GitLab's Code Quality
     Gitlab,
-    /// A test case for each limit, as `JUnit` reports in XML
+    // No doc comment: the name would need backticks there.
+    #[value(help = "JUnit's XML, with a test case for each limit")]
     Junit,
-    /// A log of SARIF 2.1.0, for code scanning
+    /// Log of SARIF 2.1.0, for code scanning
     Sarif,
 }
 

@@ -216,6 +216,10 @@ const COMMANDS: &[CommandHelp] = &[
         examples: &["memprof completions bash > /etc/bash_completion.d/memprof"],
     },
     CommandHelp {
+        command: "man",
+        examples: &["memprof man | man -l -", "memprof man --directory man1"],
+    },
+    CommandHelp {
         command: "malloc-conf",
         examples: &["memprof malloc-conf ./server"],
     },
@@ -379,6 +383,7 @@ pub(crate) fn add_argument_hint(mut error: Error, command: Option<OsString>) -> 
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
     use std::ffi::OsStr;
 
     use super::*;
@@ -402,7 +407,7 @@ mod tests {
         command.clone().debug_assert();
         for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
             let name = sub.get_name();
-            if ["man", "help"].contains(&name) {
+            if name == "help" {
                 continue;
             }
             let help = COMMANDS.iter().find(|help| help.command == name);
@@ -446,7 +451,7 @@ mod tests {
 
     #[test]
     fn command_with_its_own_about_keeps_it() {
-        check_about("purge", find_message("purge").unwrap().help);
+        check_about("list", find_message("list").unwrap().help);
         let own = "Remove the plugin from a process that memprof attached to";
         check_about("detach", own);
     }
@@ -455,6 +460,34 @@ mod tests {
         let command = build_command();
         let about = command.find_subcommand(name).unwrap().get_about().unwrap();
         assert_eq!(about.to_string(), expected);
+    }
+
+    #[test]
+    fn options_have_one_grammar_and_one_value_name() {
+        let mut command = build_command();
+        command.build();
+        check_options(&command, &mut HashMap::new());
+    }
+
+    /// Checks the options of a command and of its subcommands. `value_names` has the value's name of each option so far.
+    fn check_options(command: &Command, value_names: &mut HashMap<String, String>) {
+        for option in command.get_arguments().filter(|arg| !arg.is_positional()) {
+            let shown = format!("{} {option}", command.get_name());
+            let help = option.get_help().map(ToString::to_string);
+            let help = help.unwrap_or_else(|| panic!("{shown} has no help"));
+            for other in [". ", "stdout", "stderr", "folder", "e.g."] {
+                assert!(!help.contains(other), "{shown}: {other:?} in {help:?}");
+            }
+            assert!(!help.ends_with('.'), "{shown}: {help}");
+            let (Some(long), Some(names)) = (option.get_long(), option.get_value_names()) else {
+                continue;
+            };
+            let name = names.join(" ");
+            let known = value_names.entry(long.to_owned());
+            assert_eq!(known.or_insert_with(|| name.clone()), &name, "{shown}");
+        }
+        let listed = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+        listed.for_each(|sub| check_options(sub, value_names));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use self::page::build_page;
 use self::rows::{
-    ClassRow, HolderRow, HolderStep, class_rows, held_by_memprof, largest_holder_rows,
+    ClassRow, HolderRow, HolderStep, amounts_held_by_memprof, class_rows, largest_holder_rows,
     row_for_object, rows_by_kind, sampled_rows,
 };
 
@@ -26,7 +26,7 @@ use crate::exit::{NO_DATA, Outcome, USAGE, with_exit_code};
 use crate::output;
 use crate::process_names::describe_process;
 use crate::quantities::format_size;
-use crate::result_output::{ResultFormat, ResultOutput};
+use crate::result_output::{JSON_HELP, ResultFormat, ResultOutput};
 
 /// Show what keeps the memory of a process alive: variables, stacks and other memory
 ///
@@ -46,7 +46,7 @@ pub(crate) struct HoldersArgs {
     #[arg(long = "class", value_name = "RE", visible_alias = "type")]
     class: Option<String>,
 
-    /// Show what holds the objects of a size in bytes; above 1 KiB, of all sizes up to the same power of two
+    /// Show what holds the objects of this size in bytes; above 1 KiB, of all sizes up to the same power of two
     #[arg(long, value_name = "BYTES")]
     size: Option<u64>,
 
@@ -57,15 +57,15 @@ pub(crate) struct HoldersArgs {
     #[arg(long, value_name = "RE")]
     stack: Option<String>,
 
-    /// Show what holds the object in which this address lies
-    #[arg(long, value_name = "0x...", value_parser = parse_address)]
+    /// Show what holds the object in which this hexadecimal address lies
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_address)]
     address: Option<u64>,
 
     /// Count the objects of a Python process by type, in bytes as Python's getsizeof has them
     #[arg(long)]
     census: bool,
 
-    /// Show this many holders
+    /// Show this many holders; with --census, this many types
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
 
@@ -73,25 +73,24 @@ pub(crate) struct HoldersArgs {
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = crate::process_arg::parse_duration)]
     max_pause: Duration,
 
-    /// Use this much memory at most, for example 512MiB [default: 12 % of the process's memory, at least 128 MiB]
+    /// Use this much memory at most, for example 512MiB [default: 12 % of the process's memory, at least 128MiB]
     ///
     /// If that is not enough to find all holders of an object, one shortest path to it is shown, and marked as such.
     #[arg(long, value_name = "SIZE", value_parser = parse_memory_amount)]
     max_memory: Option<u64>,
 
-    /// Print JSON
-    #[arg(long)]
+    #[arg(long, help = JSON_HELP)]
     json: bool,
 
     /// Output format [default: text]
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "json")]
     format: Option<ResultFormat>,
 
-    /// Write it to this file, whole or not at all [default: standard output]
+    /// Write the output to this file, whole or not at all [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Open the HTML page in a browser, or print its path
+    /// Open it as an HTML page in a browser; without a browser, print the page's path
     #[arg(long)]
     open: bool,
 }
@@ -234,7 +233,7 @@ pub(crate) fn run(args: &HoldersArgs) -> Outcome {
             filter.no_match_message(sampled.as_ref()),
         ));
     }
-    let (objects, bytes) = held_by_memprof(groups);
+    let (objects, bytes) = amounts_held_by_memprof(groups);
     let mut reply = HoldersOutput {
         status: "ok",
         text: String::new(),
@@ -298,7 +297,7 @@ fn format_text(
     let mut lines = summary_lines(reply, holding);
     lines.push(format!("\n{:>12} {:>10}  holder", "held", "objects"));
     for row in &reply.holders {
-        let names: Vec<_> = row.path.iter().map(step_text).collect();
+        let names: Vec<_> = row.path.iter().map(holder_step_text).collect();
         let names = match is_overview {
             true => names[0].clone(),
             false => names.join(" <- "),
@@ -329,7 +328,7 @@ fn format_text(
 
 /// Returns the name of a holder or object, with its address if that is known, and with a mark if others hold the object
 /// too.
-fn step_text(step: &HolderStep) -> String {
+fn holder_step_text(step: &HolderStep) -> String {
     let at = step
         .address
         .as_ref()

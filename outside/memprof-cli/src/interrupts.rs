@@ -48,7 +48,7 @@ impl Interrupts {
     ///
     /// # Errors
     /// No descriptor or thread is left.
-    pub(crate) fn watch() -> Result<Self> {
+    pub(crate) fn start_watching() -> Result<Self> {
         let signal_event =
             eventfd(0, EventfdFlags::CLOEXEC).context("failed to watch for signals")?;
         let shared = Arc::new(WatchState {
@@ -110,7 +110,7 @@ impl Interrupts {
     }
 
     /// Returns the signal that ended the work early; `None` if none has come.
-    pub(crate) fn signal(&self) -> Option<Signal> {
+    pub(crate) fn ending_signal(&self) -> Option<Signal> {
         self.0.lock().first.map(|(signal, _)| signal)
     }
 }

@@ -25,7 +25,7 @@ use crate::output;
 use crate::process_names::describe_process;
 use crate::prove::{self, ProveArgs};
 use crate::report_form::show_symbolizing_progress;
-use crate::result_output::{ResultFormat, ResultOutput};
+use crate::result_output::{JSON_HELP, ResultFormat, ResultOutput};
 use crate::stack_lines::format_frames;
 use crate::target::{self, TargetArgs};
 
@@ -37,6 +37,7 @@ const DEFAULT_DUMPS: usize = 5;
 /// Show stacks that keep growing, by the ages of one dump or by comparing dumps; with --prove, list the objects
 /// that nothing points to
 #[derive(clap::Args, Debug)]
+#[command(mut_arg("json", |json| json.help(JSON_HELP)))]
 pub(crate) struct LeaksArgs {
     #[command(flatten)]
     to: TargetArgs,
@@ -49,7 +50,7 @@ pub(crate) struct LeaksArgs {
     #[arg(long, value_name = "N")]
     last: Option<usize>,
 
-    /// Show this many stacks, or rows of what is leaked
+    /// Show this many stacks; with --prove, this many rows
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
 
@@ -61,11 +62,11 @@ pub(crate) struct LeaksArgs {
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "json")]
     format: Option<ResultFormat>,
 
-    /// Write it to this file, whole or not at all [default: standard output]
+    /// Write the output to this file, whole or not at all [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Open the HTML page in a browser, or print its path
+    /// Open it as an HTML page in a browser; without a browser, print the page's path
     #[arg(long)]
     open: bool,
 }
@@ -116,22 +117,22 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
         ));
     }
     let pid = args.prove.pid.map(|pid| pid.to_string());
-    let mut client = target::connect_to(&args.to, pid.as_deref())?;
+    let mut client = target::connect_to_host(&args.to, pid.as_deref())?;
     // In a container, the process has another pid in its own namespace, which its dumps contain.
     let own_pid = client.host_info()?.pid;
-    let kept = newest_dumps(&mut client, own_pid, args.last.unwrap_or(DEFAULT_DUMPS))?;
+    let kept = list_newest_dumps(&mut client, own_pid, args.last.unwrap_or(DEFAULT_DUMPS))?;
     let sources = Sources::for_process(Some(target::host_pid(&mut client)?));
     let granularity = match args.lines {
         true => Granularity::Lines,
         false => Granularity::Functions,
     };
     let by_age = match (args.last, kept.last()) {
-        (None, Some(newest)) => leaks_by_age(&mut client, newest, &sources, granularity)?,
+        (None, Some(newest)) => find_leaks_by_age(&mut client, newest, &sources, granularity)?,
         _ => None,
     };
     let leaks = match by_age {
         Some(leaks) => leaks,
-        None => leaks_by_dumps(&mut client, kept, &sources, granularity)?,
+        None => find_leaks_by_dumps(&mut client, kept, &sources, granularity)?,
     };
     output::clear_progress();
     let process = describe_process(target::host_pid(&mut client)?);
@@ -143,7 +144,7 @@ pub(crate) fn run(args: &LeaksArgs) -> Outcome {
 
 /// Finds leaks by the allocation ages in one dump: stacks with live memory of every age. `None` if the dump's samples
 /// have no ages, or too few different ones.
-fn leaks_by_age(
+fn find_leaks_by_age(
     client: &mut Client,
     dump: &ComparedDump,
     sources: &Sources,
@@ -169,7 +170,7 @@ fn leaks_by_age(
 }
 
 /// Finds leaks by comparing the dumps in `kept`, the oldest first. Fails if they are fewer than [`MIN_DUMPS`].
-fn leaks_by_dumps(
+fn find_leaks_by_dumps(
     client: &mut Client,
     kept: Vec<ComparedDump>,
     sources: &Sources,
@@ -194,7 +195,7 @@ fn leaks_by_dumps(
     }
     let dumps = kept.iter().map(|dump| {
         let profile = fetch_symbolized(client, dump, sources)?;
-        Ok(stack_bytes(&fold_inuse_bytes(&profile, granularity)))
+        Ok(bytes_by_stack(&fold_inuse_bytes(&profile, granularity)))
     });
     let dumps: Vec<Stacks> = dumps.collect::<anyhow::Result<_>>()?;
     let span = match (kept.first(), kept.last()) {
@@ -219,7 +220,11 @@ struct ComparedDump {
 
 /// Lists the newest kept heap dumps of a running process, at most `count`, the oldest of them first. Profiles of
 /// another kind are left out. `pid` is that in the process's own namespace.
-fn newest_dumps(client: &mut Client, pid: u32, count: usize) -> anyhow::Result<Vec<ComparedDump>> {
+fn list_newest_dumps(
+    client: &mut Client,
+    pid: u32,
+    count: usize,
+) -> anyhow::Result<Vec<ComparedDump>> {
     let mut kept = Vec::new();
     // A profile of growth contains past allocations, not only live memory.
     let is_comparable = |dump: &KeptDump| dump.pid == pid && dump.kind == ProfileKind::Heap;
@@ -271,7 +276,7 @@ fn fold_inuse_bytes(profile: &SymbolizedProfile, granularity: Granularity) -> Fo
 }
 
 /// Returns the bytes in use of each stack.
-fn stack_bytes(folded: &Folded<'_>) -> Stacks {
+fn bytes_by_stack(folded: &Folded<'_>) -> Stacks {
     let mut bytes = Stacks::default();
     folded.stacks.for_each(|each| {
         let functions = each.functions.iter();

@@ -18,25 +18,32 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use self::page::build_ledger_page;
+use crate::args::ANY_PROCESS_HELP;
 use crate::exit::{Outcome, USAGE, with_exit_code};
 use crate::message::{self, MessageArgs, TakenDump};
 use crate::process_names::describe_process;
 use crate::reply::{Body, ParsedReply, send_request};
 use crate::report_form::{FormArgs, FormatArg, LiveDump, show_live_report};
 use crate::report_view::ViewArgs;
-use crate::result_output::{ResultFormat, ResultOutput};
+use crate::result_output::{JSON_HELP, ResultFormat, ResultOutput};
 use crate::scratch::ScratchFile;
 use crate::slow_step::SlowStep;
 use crate::subject::{Subject, find_subject};
 use crate::target;
 
+/// Show where the resident memory is, and what would help
+///
+/// The heaps are walked, for which the process is stopped for a moment. A process without the plugin is measured from
+/// outside. Without --pinned, --format is text, json or html, and --lines and --top are refused.
 #[derive(clap::Args, Debug)]
+#[command(mut_arg("args", |args| args.help(ANY_PROCESS_HELP)))]
+#[command(mut_arg("json", |json| json.help(JSON_HELP)))]
 pub(crate) struct LedgerArgs {
     #[command(flatten)]
     short: MessageArgs,
 
-    /// Show whose objects keep nearly empty slabs in use, so that their free memory cannot go back to the kernel. For
-    /// jemalloc, after `activate sampler=memprof`
+    /// Show whose objects keep nearly empty pages in use, so that these cannot go back to the kernel; of a host with
+    /// jemalloc, after `memprof activate sampler=memprof`
     #[arg(long)]
     pinned: bool,
 
@@ -49,7 +56,7 @@ pub(crate) struct LedgerArgs {
 /// outside.
 pub(crate) fn run(args: &LedgerArgs) -> Outcome {
     if args.pinned {
-        return show_pinned(args);
+        return show_pinned_slabs(args);
     }
     let short = &args.short;
     let output = ledger_output(&args.form, short.to.json)?;
@@ -175,7 +182,7 @@ fn refine_process_ledger(pid: u32, ledger: &mut Ledger) -> Result<(), String> {
     let walked = measure_heap_residency(pid, AnalysisOptions::default());
     let walked = walked.map_err(|error| format!("the process {error}"))?;
     let now = walk::ResidentMemory::read(pid).ok_or("the process has ended")?;
-    let resident = now.without_growth_since(walked.anonymous);
+    let resident = now.without_growth_beyond(walked.anonymous);
     walk::apply_walk(ledger, &walked, resident, walk::lazily_free_bytes(pid));
     let grown = now.anonymous - resident.anonymous;
     ledger
@@ -191,7 +198,7 @@ fn refine_process_ledger(pid: u32, ledger: &mut Ledger) -> Result<(), String> {
 /// Requests the ledger of a host. Returns its resident bytes outside of its allocators: mappings of the program's own,
 /// and shared memory. `None` if the host does not report them, or if an allocator keeps no count, because the bytes may
 /// then be its heap.
-pub(crate) fn bytes_outside_malloc(client: &mut Client) -> Option<u64> {
+pub(crate) fn request_bytes_outside_malloc(client: &mut Client) -> Option<u64> {
     let reply = send_request(client, "ledger", "").ok()?;
     let ledger: Ledger = reply.into_typed().ok()?;
     if ledger.allocators.iter().any(|each| each.totals.is_none()) {
@@ -218,7 +225,7 @@ pub(crate) fn growth_outside_malloc_warning(pid: u32, before: u64, after: u64) -
 
 /// Requests a profile of the objects that keep nearly empty slabs in use, and shows it as a report. The host keeps no
 /// copy of the profile.
-fn show_pinned(args: &LedgerArgs) -> Outcome {
+fn show_pinned_slabs(args: &LedgerArgs) -> Outcome {
     let short = &args.short;
     let kind = ["kind=pinned", "keep=off"].map(str::to_owned);
     let mut client = short.connect()?;

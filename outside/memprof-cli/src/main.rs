@@ -144,7 +144,7 @@ fn run(command: Command) -> Outcome {
             command: PluginCommand::New(args),
         } => new_plugin::run(&args),
         Command::Plugins { host, target, json } => plugins::run(host.or(target).as_deref(), json),
-        Command::Completions { shell } => completion_script::print_script(shell),
+        Command::Completions { shell } => completion_script::print_completion_script(shell),
         Command::Man { directory } => manual::print_or_write_pages(directory.as_deref()),
         Command::MallocConf { program } => malloc_conf::run(program.as_deref()),
     }

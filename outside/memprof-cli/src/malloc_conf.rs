@@ -31,34 +31,34 @@ const OPTIONS: &str = "prof:true,prof_active:false";
 pub(crate) fn run(program: Option<&str>) -> Outcome {
     let line = match program {
         None => format!("MALLOC_CONF={OPTIONS}"),
-        Some(pid) if pid.bytes().all(|byte| byte.is_ascii_digit()) => line_for_process(pid)?,
-        Some(path) if Path::new(path).exists() => line_for_file(Path::new(path))?,
-        Some(name) => line_for_file(&find_in_path(name.as_ref())?)?,
+        Some(pid) if pid.bytes().all(|byte| byte.is_ascii_digit()) => assignment_for_process(pid)?,
+        Some(path) if Path::new(path).exists() => assignment_for_file(Path::new(path))?,
+        Some(name) => assignment_for_file(&find_in_path(name.as_ref())?)?,
     };
     output::print(&line);
     Ok(0.into())
 }
 
 /// Returns the assignment that enables profiling in the jemalloc of a running process: of that in its program's file,
-/// else of a mapped libjemalloc.so, else the result of [`line_without_jemalloc`].
-fn line_for_process(pid: &str) -> anyhow::Result<String> {
+/// else of a mapped libjemalloc.so, else the result of [`assignment_without_own_jemalloc`].
+fn assignment_for_process(pid: &str) -> anyhow::Result<String> {
     let maps = read_proc_text(format!("/proc/{pid}/maps"))
         .with_context(|| format!("failed to read the mappings of process {pid}"))?;
-    let own = find_jemalloc_or_note(&PathBuf::from(format!("/proc/{pid}/exe")))?;
+    let own = find_jemalloc_and_note_missing_profiler(&PathBuf::from(format!("/proc/{pid}/exe")))?;
     let shared = maps.lines().any(|line| line.contains("/libjemalloc.so"));
     match (own, shared) {
         (JemallocInFile::Variable(variable), _) => Ok(format!("{variable}={OPTIONS}")),
         (_, true) => Ok(format!("MALLOC_CONF={OPTIONS}")),
-        (own, false) => line_without_jemalloc(own, &format!("process {pid}")),
+        (own, false) => assignment_without_own_jemalloc(own, &format!("process {pid}")),
     }
 }
 
 /// Returns the assignment that enables profiling in the jemalloc of a program's file. If the file contains no known
-/// jemalloc, returns the result of [`line_without_jemalloc`].
-fn line_for_file(path: &Path) -> anyhow::Result<String> {
-    match find_jemalloc_or_note(path)? {
+/// jemalloc, returns the result of [`assignment_without_own_jemalloc`].
+fn assignment_for_file(path: &Path) -> anyhow::Result<String> {
+    match find_jemalloc_and_note_missing_profiler(path)? {
         JemallocInFile::Variable(variable) => Ok(format!("{variable}={OPTIONS}")),
-        own => line_without_jemalloc(own, &path.display().to_string()),
+        own => assignment_without_own_jemalloc(own, &path.display().to_string()),
     }
 }
 
@@ -78,7 +78,7 @@ pub(crate) enum JemallocInFile {
 
 /// Finds the jemalloc in a program's file, and prints a note if it has no profiler. Fails for a file that is not
 /// ELF.
-fn find_jemalloc_or_note(path: &Path) -> anyhow::Result<JemallocInFile> {
+fn find_jemalloc_and_note_missing_profiler(path: &Path) -> anyhow::Result<JemallocInFile> {
     let failed = || format!("failed to read {}", path.display());
     let file = File::open(path).with_context(failed)?;
     let head = read_head(&file).with_context(failed)?;
@@ -206,7 +206,7 @@ fn contains_text<'d, R: ReadRef<'d>>(
 /// Returns the assignment for a program without a known jemalloc of its own. Preloads the shared jemalloc if the
 /// program does not link to it, and prints a note about that. `subject` names the program. Fails if `own` is a known
 /// variable.
-fn line_without_jemalloc(own: JemallocInFile, subject: &str) -> anyhow::Result<String> {
+fn assignment_without_own_jemalloc(own: JemallocInFile, subject: &str) -> anyhow::Result<String> {
     match own {
         JemallocInFile::Stripped | JemallocInFile::Hidden => {
             output::note(&format!(

@@ -25,8 +25,8 @@ use crate::{browser, completion, output, report_form};
 pub(crate) struct MsgArgs {
     #[command(flatten)]
     to: TargetArgs,
-    /// The host: a pid, a name, container:NAME or a socket's path; not needed while only one host runs. Then the plugin's
-    /// name, the message's name, and the message's arguments.
+    /// The host: a pid, a name, container:NAME or a socket's path; not needed while only one host runs. Then the
+    /// plugin's name, the message's name, and the message's arguments.
     #[arg(value_names = ["TARGET", "PLUGIN", "MESSAGE", "KEY=VALUE"], num_args = 0.., add = completion::msg_completer())]
     words: Vec<String>,
 }
@@ -59,7 +59,7 @@ impl<'a> MsgWords<'a> {
     /// Reads the words with and without a target in front. If they fit `TARGET PLUGIN MESSAGE`, the first reading has a
     /// target, the second has none. Otherwise, the first has no target, and the second is `None`. A reading with too
     /// few words is `None`.
-    fn readings(words: &'a [String]) -> [Option<Self>; 2] {
+    fn possible_readings(words: &'a [String]) -> [Option<Self>; 2] {
         let (target, rest) = split_target(words);
         let with_target = Self::new(target, rest).filter(|read| {
             target.is_some() && !is_key_value(read.plugin) && !is_key_value(read.message)
@@ -81,8 +81,8 @@ impl<'a> MsgWords<'a> {
 pub(crate) struct MessageArgs {
     #[command(flatten)]
     pub(crate) to: TargetArgs,
-    /// The host: a pid, a name, container:NAME or a socket's path; not needed while only one host runs. Then the message's
-    /// arguments, listed below if it has any.
+    /// The host: a pid, a name, container:NAME or a socket's path; not needed while only one host runs. Then the
+    /// message's arguments, listed below if it has any.
     #[arg(value_names = ["TARGET", "KEY=VALUE"], num_args = 0.., add = completion::target_completer())]
     args: Vec<String>,
 }
@@ -90,7 +90,7 @@ pub(crate) struct MessageArgs {
 impl MessageArgs {
     /// Connects to the host that the arguments name.
     pub(crate) fn connect(&self) -> anyhow::Result<Client> {
-        target::connect_to(&self.to, self.target())
+        target::connect_to_host(&self.to, self.target())
     }
 
     /// Returns the target, which is the first argument; `None` if that is `key=value`.
@@ -106,7 +106,7 @@ impl MessageArgs {
 
 /// Runs `memprof msg [TARGET] PLUGIN MESSAGE …`: sends the message to the plugin, and prints the reply.
 pub(crate) fn run_msg(args: &MsgArgs) -> Outcome {
-    let (words, mut client) = connect_msg(args)?;
+    let (words, mut client) = connect_for_msg(args)?;
     let arguments = join_args(words.args);
     let reply = send_to_plugin(&mut client, words.plugin, words.message, &arguments)?;
     print_reply(&ParsedReply::from_received(reply)?, args.to.json)
@@ -114,10 +114,10 @@ pub(crate) fn run_msg(args: &MsgArgs) -> Outcome {
 
 /// Connects to the host of `memprof msg`, and decides how to read its words: three without `=` are a target, a plugin
 /// and a message, unless the first one is the name of a plugin and of no host.
-fn connect_msg(args: &MsgArgs) -> anyhow::Result<(MsgWords<'_>, Client)> {
+fn connect_for_msg(args: &MsgArgs) -> anyhow::Result<(MsgWords<'_>, Client)> {
     let readings = match args.to.target {
         Some(_) => [MsgWords::new(None, &args.words), None],
-        None => MsgWords::readings(&args.words),
+        None => MsgWords::possible_readings(&args.words),
     };
     match readings {
         [Some(only), None] => {
@@ -237,9 +237,9 @@ pub(crate) fn run_dump(args: &MessageArgs, file: Option<&Path>, open: bool) -> O
         })?;
         // Standard output has the dump or the reply.
         if to_stdout || is_json {
-            browser::open_or_print_to_stderr(&page)?;
+            browser::open_or_print_path_to_stderr(&page)?;
         } else {
-            browser::open_or_print(&page)?;
+            browser::open_or_print_path(&page)?;
         }
         return Ok(exit);
     }
@@ -280,7 +280,7 @@ pub(crate) fn take_dump_or_receive(
     args: &[String],
 ) -> anyhow::Result<TakenDump> {
     match take_dump(client, args)? {
-        TakenDump::Kept(reply) if failed_to_keep(&reply, args) => {
+        TakenDump::Kept(reply) if could_not_keep_dump(&reply, args) => {
             output::print_stderr(&format!("memprof: {}", reply.text()));
             output::print_stderr("memprof: dumping once more with keep=off");
             take_dump(client, &[args, &["keep=off".to_owned()]].concat())
@@ -291,7 +291,7 @@ pub(crate) fn take_dump_or_receive(
 
 /// Returns whether the host could not write a dump (an I/O error), so that `keep=off` helps. False if the arguments set
 /// `keep` already.
-fn failed_to_keep(reply: &ParsedReply, args: &[String]) -> bool {
+fn could_not_keep_dump(reply: &ParsedReply, args: &[String]) -> bool {
     let kind = reply.field("error")["kind"].as_str();
     kind == Some(ErrorKind::Io.name()) && !args.iter().any(|arg| arg.starts_with("keep="))
 }
@@ -361,7 +361,7 @@ mod tests {
         type Reading<'a> = Option<(Option<&'a str>, &'a str, &'a str, usize)>;
         let check = |words: &str, expected: [Reading<'_>; 2]| {
             let words: Vec<_> = words.split(' ').map(str::to_owned).collect();
-            let found = MsgWords::readings(&words).map(|read| {
+            let found = MsgWords::possible_readings(&words).map(|read| {
                 read.map(|read| (read.target, read.plugin, read.message, read.args.len()))
             });
             assert_eq!(found, expected, "{words:?}");

@@ -21,15 +21,15 @@ pub(crate) enum Language {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct NewPluginArgs {
-    /// Name of the plugin in messages: lower-case letters, digits and `_`
+    /// The plugin's name in messages: lower-case letters, digits and `_`
     name: String,
-    /// Language of the plugin
+    /// The plugin's language
     #[arg(long)]
     lang: Language,
-    /// Folder to make [default: ./NAME]
+    /// The directory to make [default: ./NAME]
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
-    /// Folder with memprof's crates and headers [default: where this program's package or build has them]
+    /// The directory with memprof's crates and headers [default: that of this program's package or build]
     #[arg(long, value_name = "DIR")]
     sdk: Option<PathBuf>,
 }
@@ -184,7 +184,7 @@ fn make_folder(folder: &Path, files: &[(String, String)]) -> Result<()> {
         )
     })?;
     write_files(hidden.path(), files)
-        .with_context(|| format!("failed to make the folder {}", folder.display()))?;
+        .with_context(|| format!("failed to make the directory {}", folder.display()))?;
     rename_without_replacing(hidden.path(), folder).map_err(|error| folder_error(folder, error))?;
     // The hidden folder was renamed, so there is none to remove when `hidden` is dropped.
     let _path = hidden.keep();
@@ -238,7 +238,7 @@ fn quote_for_make(path: &str) -> String {
 /// Builds the error for a folder that cannot be made, with a remedy if its name is taken.
 fn folder_error(folder: &Path, error: io::Error) -> anyhow::Error {
     let is_taken = error.kind() == io::ErrorKind::AlreadyExists;
-    let context = format!("failed to make the folder {}", folder.display());
+    let context = format!("failed to make the directory {}", folder.display());
     match is_taken {
         true => with_exit_code(
             USAGE,
@@ -315,7 +315,7 @@ fn candidate_sdk_dirs(named: Option<&Path>) -> Result<Vec<PathBuf>> {
 fn missing_sdk_file_error(file: &str, dirs: &[PathBuf]) -> anyhow::Error {
     let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
     let message = format!(
-        "found no {file} in {}: name the folder of memprof's crates and headers by --sdk, such as a checkout of memprof",
+        "found no {file} in {}: name the directory of memprof's crates and headers by --sdk, such as a checkout of memprof",
         dirs.join(", ")
     );
     with_exit_code(USAGE, message)

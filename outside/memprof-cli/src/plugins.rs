@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::exit::Outcome;
 use crate::output::{self, one_line};
-use crate::process_plugins::{list_plugins, without_socket_text};
+use crate::process_plugins::{list_plugins, plugin_without_socket_text};
 
 /// Output of `memprof plugins --json`.
 #[derive(Serialize)]
@@ -120,7 +120,7 @@ pub(crate) fn run(host: Option<&str>, json: bool) -> Outcome {
         false => output::print(&lines.join("\n")),
     }
     for id in &found.without_socket {
-        output::note(&without_socket_text(id));
+        output::note(&plugin_without_socket_text(id));
     }
     Ok(0.into())
 }

@@ -1,5 +1,5 @@
-//! The plugins of a process: those at its control sockets, of which a foreign program has one for each plugin, and those
-//! without a socket.
+//! The plugins of a process: those at its control sockets, of which a foreign program has one for each plugin, and
+//! those without a socket.
 
 use std::fs;
 use std::mem::offset_of;
@@ -104,7 +104,7 @@ fn read_plugin_id(memory: &Memory, entry: u64) -> Option<String> {
 }
 
 /// Returns the text, with a remedy, about a plugin that is loaded but has no control socket.
-pub(crate) fn without_socket_text(id: &str) -> String {
+pub(crate) fn plugin_without_socket_text(id: &str) -> String {
     format!("the process has the plugin {id}, but no control socket of it: {CONTROL_SOCKET_REMEDY}")
 }
 
@@ -134,7 +134,7 @@ pub(crate) fn send_to_plugin(
 /// the plugins of one socket; `found` are the plugins of the process.
 fn unknown_plugin_text(plugin: &str, message: String, found: &ProcessPlugins) -> String {
     if found.without_socket.iter().any(|id| id == plugin) {
-        return without_socket_text(plugin);
+        return plugin_without_socket_text(plugin);
     }
     let is_known = found.plugins.iter().any(|info| info.id == plugin);
     if found.sockets < 2 || is_known {
@@ -171,7 +171,7 @@ mod tests {
             let text = unknown_plugin_text(name, "of the host".to_owned(), &found(sockets));
             assert_eq!(text, expected);
         };
-        let hint = without_socket_text("tally");
+        let hint = plugin_without_socket_text("tally");
         check("tally", 1, &hint);
         check("tally", 2, &hint);
         check("nope", 1, "of the host");

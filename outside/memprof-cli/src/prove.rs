@@ -97,9 +97,9 @@ struct LeakedGroup<'a> {
 /// With `--fail`, errors do not have the exit code 1, because it says that objects are leaked.
 pub(crate) fn run(args: &ProveArgs, top: usize, output: ResultOutput<'_>) -> Outcome {
     match run_search(args, top, output) {
-        Err(error) if args.fail => Err(without_leak_code(error)),
+        Err(error) if args.fail => Err(without_leak_exit_code(error)),
         // Lost output becomes FAILED otherwise, which says that objects are leaked.
-        Ok(ExitCode::SUCCESS) if args.fail && !memprof_output::is_complete() => {
+        Ok(ExitCode::SUCCESS) if args.fail && !memprof_output::is_stdout_complete() => {
             Ok(UNAVAILABLE.into())
         }
         outcome => outcome,
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &ProveArgs, top: usize, output: ResultOutput<'_>) -> Out
 
 /// Replaces the exit code [`FAILED`] of an error by [`UNAVAILABLE`], because with `--fail` the former says that objects
 /// are leaked. Keeps other exit codes.
-fn without_leak_code(error: anyhow::Error) -> anyhow::Error {
+fn without_leak_exit_code(error: anyhow::Error) -> anyhow::Error {
     match exit::code_number_of_error(&error) {
         FAILED => with_exit_code(UNAVAILABLE, exit::error_chain(&error)),
         _ => error,
@@ -131,7 +131,7 @@ fn run_search(args: &ProveArgs, top: usize, output: ResultOutput<'_>) -> Outcome
                 lg_sample: args.sample_interval,
                 ..SamplingOptions::default()
             };
-            prove_sampled(args, pid, &sampling, options, top, output)
+            prove_with_sampling(args, pid, &sampling, options, top, output)
         }
         None => {
             let proof = analyze(pid, options, |options, progress| {
@@ -144,7 +144,7 @@ fn run_search(args: &ProveArgs, top: usize, output: ResultOutput<'_>) -> Outcome
 
 /// Samples a process, searches it for leaks, and shows the result. Prints a note for each change of the process that
 /// was not undone. A signal ends the sampling early, and determines the exit code.
-fn prove_sampled(
+fn prove_with_sampling(
     args: &ProveArgs,
     pid: u32,
     sampling: &SamplingOptions,
@@ -152,7 +152,7 @@ fn prove_sampled(
     top: usize,
     output: ResultOutput<'_>,
 ) -> Outcome {
-    let interrupts = Interrupts::watch()?;
+    let interrupts = Interrupts::start_watching()?;
     let proven = sample_and_prove(pid, sampling, options, &interrupts);
     for change in interrupts.take_changes() {
         output::note(&change);
@@ -161,14 +161,14 @@ fn prove_sampled(
         let code = show_proof(args, pid, &proven.proof, top, output)?;
         proven.detach_error.map_or(Ok(code), Err)
     });
-    match (interrupts.signal().map(signal_exit_code), shown) {
+    match (interrupts.ending_signal().map(signal_exit_code), shown) {
         (Some(code), Ok(_)) => Ok(code.into()),
         (Some(code), Err(error)) => Err(with_exit_code(code, exit::error_chain(&error))),
         (None, shown) => shown,
     }
 }
 
-/// Writes the result of a search. The exit code is 0, or with `--fail` the result of [`failure_code`].
+/// Writes the result of a search. The exit code is 0, or with `--fail` the result of [`exit_code_for_fail_option`].
 fn show_proof(
     args: &ProveArgs,
     pid: u32,
@@ -178,12 +178,16 @@ fn show_proof(
 ) -> Outcome {
     let reply = build_output(pid, proof, top);
     output.write(&reply, &reply.text, || build_page(&reply))?;
-    let failure = if args.fail { failure_code(&reply) } else { 0 };
+    let failure = if args.fail {
+        exit_code_for_fail_option(&reply)
+    } else {
+        0
+    };
     Ok(ExitCode::from(failure))
 }
 
 /// Returns the exit code with `--fail`: 1 for leaks; without leaks 4 if some objects were not searched, else 0.
-fn failure_code(reply: &ProveOutput<'_>) -> u8 {
+fn exit_code_for_fail_option(reply: &ProveOutput<'_>) -> u8 {
     match reply.leaked.objects {
         0 if reply.certainty == Certainty::Unknown => UNAVAILABLE,
         0 => 0,
@@ -239,7 +243,7 @@ fn prove_command(
     };
     let pid = exiting.pid();
     // Freed blocks then no longer count towards this program's resident set.
-    own_heap::map_large_blocks();
+    own_heap::make_malloc_map_large_blocks();
     let progress = PhaseProgress::default();
     let mut proof =
         prove_leaks_at_exit(&exiting, options, &|phase| progress.show_phase(pid, phase));
@@ -259,7 +263,7 @@ fn prove_command(
                 true => output::print_stderr(&reply.text),
                 false => output.write(&reply, &reply.text, || build_page(&reply))?,
             }
-            failure_code(&reply)
+            exit_code_for_fail_option(&reply)
         }
         Err(error) => {
             output::note(&format!("not searched for leaks: {error}"));
@@ -316,9 +320,9 @@ impl Certainty {
     /// were not searched. With leaks, it is only probable if some memory was not searched for pointers.
     fn from_report(report: &AnalysisReport, leaked: u64) -> Self {
         match leaked {
-            0 if report.has_unsearched(UnsearchedRole::Objects) => Self::Unknown,
+            0 if report.has_unsearched_part(UnsearchedRole::Objects) => Self::Unknown,
             0 => Self::Proven,
-            _ if report.has_unsearched(UnsearchedRole::Pointers) => Self::Probable,
+            _ if report.has_unsearched_part(UnsearchedRole::Pointers) => Self::Probable,
             _ => Self::Proven,
         }
     }
@@ -412,7 +416,7 @@ mod tests {
     fn error_has_no_exit_code_of_leaks() {
         let check = |error, expected| {
             let text = exit::error_chain(&error);
-            let changed = without_leak_code(error);
+            let changed = without_leak_exit_code(error);
             assert_eq!(exit::code_number_of_error(&changed), expected);
             assert_eq!(exit::error_chain(&changed), text);
         };

@@ -30,7 +30,7 @@ struct Listing {
     unreached: Vec<UnreachableRow>,
     #[serde(skip_serializing_if = "Option::is_none")]
     processes: Option<Vec<processes::ProcessRow>>,
-    /// Pids of processes that were not examined in time.
+    /// Pids of processes that were not examined in time, or whose status could not be read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     unexamined: Vec<u32>,
 }

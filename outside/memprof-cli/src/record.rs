@@ -57,7 +57,7 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
         open_input(base)?;
     }
     let subject = args.subject()?;
-    let interrupts = Interrupts::watch()?;
+    let interrupts = Interrupts::start_watching()?;
     let recorded = match subject {
         Subject::Host(target) => {
             let mut client = target::connect(target)?;
@@ -65,14 +65,14 @@ pub(crate) fn run(args: &RecordArgs) -> Outcome {
             let process = HostProcess::from_client(&mut client)?;
             let sampling = args.sampling_options();
             let recorded = record_host(pid, &process, &sampling, &mut client, &interrupts, None);
-            RecordedProcesses::from_one(pid, recorded)
+            RecordedProcesses::from_one_recording(pid, recorded)
         }
         Subject::Process(pid) => record_processes(args, pid, &interrupts),
     };
     for change in interrupts.take_changes() {
         output::note(&change);
     }
-    let interrupted = interrupts.signal().map(signal_exit_code);
+    let interrupted = interrupts.ending_signal().map(signal_exit_code);
     let shown = recorded.show(args);
     match (interrupted, shown) {
         (Some(code), Ok(_)) => Ok(code.into()),
@@ -171,7 +171,7 @@ fn record_host(
     };
     let dump_arguments: Vec<_> = options.allocator.clone().into_iter().collect();
     let mut activation = Activation::begin(client, options, interrupts)?;
-    let outside_before = ledger::bytes_outside_malloc(client);
+    let outside_before = ledger::request_bytes_outside_malloc(client);
     let mut early = EarlyProfile::new(&dump_arguments);
     let end = wait_for_end(options.duration, client, process, interrupts, |client| {
         activation.adjust_interval(client)?;
@@ -189,7 +189,7 @@ fn record_host(
                 recorded.profile = early.take_last().map(|(profile, _)| profile);
                 let is_new = |warning: &String| !activation.warnings.contains(warning);
                 recorded.warnings = warnings.into_iter().filter(is_new).collect();
-                let outside = outside_before.zip(ledger::bytes_outside_malloc(client));
+                let outside = outside_before.zip(ledger::request_bytes_outside_malloc(client));
                 recorded
                     .warnings
                     .extend(outside.and_then(|(before, after)| {

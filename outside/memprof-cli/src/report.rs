@@ -20,12 +20,12 @@ use crate::target;
 /// Show who holds the memory in a heap profile, as text, graph or page
 #[derive(clap::Args, Debug)]
 pub(crate) struct ReportArgs {
-    /// A heap dump of jemalloc or tcmalloc, or a pprof profile; may be gzipped; `-` is standard input. Or a process that
-    /// samples: a pid or a name
+    /// A heap dump of jemalloc or tcmalloc, or a pprof profile, also gzipped (`-`: standard input); or a host that
+    /// samples: a pid, a name or container:NAME
     #[arg(value_name = "FILE|TARGET", required_unless_present = "target")]
     file: Option<PathBuf>,
 
-    /// A process that samples, as TARGET, even if a file has its name
+    /// The host, in place of the argument FILE|TARGET, even if a file has its name
     #[arg(short, long, value_name = "TARGET", conflicts_with = "file", add = completion::target_completer())]
     target: Option<String>,
 
@@ -35,16 +35,16 @@ pub(crate) struct ReportArgs {
     #[command(flatten)]
     form: FormArgs,
 
-    /// Value to show: `inuse_space`, `inuse_objects`, `alloc_space` or `alloc_objects`, which need a host with
-    /// `prof_accum:true`, or another type that a pprof profile has
+    /// The value to show: `inuse_space` or `inuse_objects`; of jemalloc with `prof_accum:true` also `alloc_space` or
+    /// `alloc_objects`; or another type that a pprof profile has
     #[arg(long, value_name = "NAME", default_value = SampleType::InuseSpace.name())]
     sample_type: String,
 
-    /// The main program, where it is not at the path that the dump names
+    /// The main program's file, if it is not at the path that the dump names
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
 
-    /// A directory of binaries from elsewhere: found by path, file name or build id
+    /// A directory of binaries from elsewhere, which are found by path, file name or build id
     #[arg(long, value_name = "DIR")]
     binary_root: Option<PathBuf>,
 
@@ -60,7 +60,8 @@ pub(crate) struct ReportArgs {
     #[arg(long, conflicts_with_all = ["own", "plumbing"])]
     flat: bool,
 
-    /// Keep C functions in the stacks of a Python program, for --flat and whole stacks; in a pprof file, only these
+    /// Keep C functions in the stacks of a Python program, for --flat and formats with stacks; in --format pprof, only
+    /// these
     #[arg(long)]
     native: bool,
 
@@ -84,7 +85,7 @@ pub(crate) struct ReportArgs {
 /// Runs `memprof report`: writes the report to standard output or `--output`, and notes to standard error. If the file
 /// in `args` does not exist, its name is taken for that of a running process, whose profile is taken now.
 pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
-    own_heap::map_large_blocks();
+    own_heap::make_malloc_map_large_blocks();
     let mut options = args.to_options()?;
     // One of the two is given, as clap has checked.
     let file = args.file.as_deref().unwrap_or(Path::new("-"));
@@ -133,7 +134,7 @@ pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
         }
     };
     let is_unrecognised = Cell::new(false);
-    let delivered = args.form.write_and_open(|out| {
+    let delivered = args.form.write_report_and_open(|out| {
         let written =
             memprof_report::write_report(input, base, sources.as_slice(), &options, &progress, out);
         written.inspect_err(|error| is_unrecognised.set(error.is_unrecognised()))

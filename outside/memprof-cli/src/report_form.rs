@@ -21,15 +21,15 @@ pub(crate) struct FormArgs {
     #[arg(long)]
     pub(crate) lines: bool,
 
-    /// Show this many functions, or nodes of a tree [default: all; 80 in a graph]
+    /// Show this many functions, or nodes of a tree [default: all; 80 in a graph, 20 in the table of `memprof record`]
     #[arg(long, value_name = "N")]
     pub(crate) top: Option<usize>,
 
-    /// Write it to this file, whole or not at all [default: standard output]
+    /// Write the output to this file, whole or not at all [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 
-    /// Open the HTML page in a browser, or print its path
+    /// Open it as an HTML page in a browser; without a browser, print the page's path
     #[arg(long)]
     pub(crate) open: bool,
 }
@@ -44,19 +44,19 @@ pub(crate) enum FormatArg {
     Peek,
     /// One line per stack, for flamegraph tools
     Collapsed,
-    /// Interactive SVG
+    /// Flamegraph as SVG, with zoom and search
     Flamegraph,
-    /// One offline page: flamegraph, table, search
+    /// One offline page: flamegraph, table and search
     Html,
     /// Call graph for graphviz
     Dot,
-    /// Call graph drawn by graphviz
+    /// Call graph as SVG, drawn by graphviz
     Svg,
-    /// Gzipped profile.proto for `go tool pprof`
+    /// Gzipped profile.proto, for `go tool pprof`
     Pprof,
     /// Symbolized dump, which jeprof opens without the binary
     Jeprof,
-    /// Totals, mappings and functions for scripts
+    /// JSON for scripts: totals, mappings and functions
     Json,
 }
 
@@ -87,7 +87,7 @@ impl FormArgs {
     /// Calls `write` to write the report to `--output`, or to stdout. With `--open`, a report without an output file
     /// goes to a new file; with `--output -`, it goes to stdout too. Prints the notes that `write` returns. With
     /// `--open`, then opens the report in a browser.
-    pub(crate) fn write_and_open(
+    pub(crate) fn write_report_and_open(
         &self,
         write: impl FnOnce(&mut dyn Write) -> Result<Vec<String>, Error>,
     ) -> anyhow::Result<()> {
@@ -96,7 +96,7 @@ impl FormArgs {
                 let (page, notes) = browser::write_temporary_page(|out| Ok(write(out)?))?;
                 output::copy_to_output(&mut open_input(&page)?, path)?;
                 print_notes(Ok(notes))?;
-                return browser::open_or_print_to_stderr(&page);
+                return browser::open_or_print_path_to_stderr(&page);
             }
             Some(path) if path == Path::new("-") => return print_notes(write_to_stdout(write)),
             Some(path) => (
@@ -108,7 +108,7 @@ impl FormArgs {
         };
         print_notes(Ok(notes))?;
         match self.open {
-            true => browser::open_or_print(&page),
+            true => browser::open_or_print_path(&page),
             false => Ok(()),
         }
     }
@@ -154,7 +154,7 @@ pub(crate) fn show_live_report(
     }
     let mut bytes = open_dumps(dump.files)?;
     let base = view.base.as_deref();
-    form.write_and_open(live_report_writer(&mut *bytes, dump, base, options))
+    form.write_report_and_open(live_report_writer(&mut *bytes, dump, base, options))
 }
 
 /// Returns a function that writes a report of a live dump, whose bytes are `bytes`, compared with the profile in `base`.

@@ -20,7 +20,7 @@ pub(crate) struct ViewArgs {
     #[arg(long, value_name = "RE")]
     focus: Option<String>,
 
-    /// No stack with a function that matches this regular expression
+    /// Only stacks without a function that matches this regular expression
     #[arg(long, value_name = "RE")]
     ignore: Option<String>,
 
@@ -28,7 +28,7 @@ pub(crate) struct ViewArgs {
     #[arg(long)]
     cum: bool,
 
-    /// Show how old each function's memory is; a dump has that after `activate ages=1m`
+    /// Show how old each function's memory is; a dump has that after `memprof activate ages=1m`
     #[arg(long)]
     pub(crate) ages: bool,
 
@@ -36,7 +36,7 @@ pub(crate) struct ViewArgs {
     #[arg(long, value_name = "DURATION", value_parser = crate::process_arg::parse_duration)]
     pub(crate) older: Option<Duration>,
 
-    /// Show who holds how much by the values of this label; a dump has it after `activate labels=KEY`
+    /// Show who holds how much by the values of this label; a dump has it after `memprof activate labels=KEY`
     #[arg(long, value_name = "KEY")]
     pub(crate) by: Option<String>,
 

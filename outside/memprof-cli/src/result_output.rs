@@ -13,13 +13,16 @@ use crate::{browser, output};
 /// Output format of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ResultFormat {
-    /// A table
+    /// Table
     Text,
-    /// For scripts
+    /// JSON for scripts
     Json,
     /// One offline page: tables to sort, search and expand
     Html,
 }
+
+/// Help of the option `--json` of a command with results of several formats.
+pub(crate) const JSON_HELP: &str = "Print JSON; same as --format json";
 
 /// Largest number of rows of a page.
 pub(crate) const MAX_ROWS: usize = 20_000;
@@ -113,12 +116,12 @@ impl<'a> ResultOutput<'a> {
             (Some(path), open) => {
                 output::publish_file(path, write)?;
                 if open {
-                    browser::open_or_print(path)
+                    browser::open_or_print_path(path)
                 } else {
                     Ok(())
                 }
             }
-            (None, true) => browser::open_or_print(&browser::write_temporary_page(write)?.0),
+            (None, true) => browser::open_or_print_path(&browser::write_temporary_page(write)?.0),
             (None, false) => output::write_to_stdout(write).map(drop),
         }
     }

@@ -37,7 +37,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     listen_options: ListenOptions,
 
-    /// Serve the endpoints of these other systems [default: all; none with --allow-remote]
+    /// Serve the endpoints of these other systems, separated by commas [default: all; none with --allow-remote]
     #[arg(long, value_name = "SYSTEMS", value_enum, value_delimiter = ',')]
     compat: Option<Vec<CompatSystem>>,
 }
@@ -67,9 +67,9 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
     let settings = RouterSettings {
         access,
         compat: compat_endpoints(args),
-        machine: offered_machine(args),
+        machine: machine_to_offer(args),
     };
-    own_heap::map_large_blocks();
+    own_heap::make_malloc_map_large_blocks();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(MAX_BLOCKING_THREADS)
@@ -105,7 +105,7 @@ async fn serve_until_signal(
             _ = interrupt.recv() => {}
         }
     };
-    let router = memprof_http::router(served_hosts(args), settings);
+    let router = memprof_http::router(hosts_to_serve(args), settings);
     memprof_http::serve(listener, router, end).await;
     Ok(())
 }
@@ -140,7 +140,7 @@ fn compat_endpoints(args: &ServeArgs) -> Compat {
 
 /// Returns the page of the machine's processes, whose jobs attach to processes. `None` if only one host is served, or
 /// if other machines may connect, also through a proxy.
-fn offered_machine(args: &ServeArgs) -> Option<Machine> {
+fn machine_to_offer(args: &ServeArgs) -> Option<Machine> {
     let options = &args.listen_options;
     let is_proxied = options.base_url.is_some() || !options.trust_proxy.is_empty();
     let is_offered = args.target.is_none() && !options.allow_remote && !is_proxied;
@@ -149,7 +149,7 @@ fn offered_machine(args: &ServeArgs) -> Option<Machine> {
 }
 
 /// Returns the hosts to serve: the one in `--target`, else all that run.
-fn served_hosts(args: &ServeArgs) -> Hosts {
+fn hosts_to_serve(args: &ServeArgs) -> Hosts {
     let selector = match args.target.as_deref() {
         None => return Hosts::with_discovered(),
         Some(target) => match target::socket_path(target) {

@@ -9,7 +9,7 @@ use memprof_ptrace::executable::has_plugin;
 
 use crate::exit::{self, UNREACHABLE, USAGE, with_exit_code};
 use crate::process_arg;
-use crate::target::{TargetArgs, connect, connect_to, socket_path};
+use crate::target::{TargetArgs, connect, connect_to_host, socket_path};
 
 /// Process that a command is about.
 pub(crate) enum Subject {
@@ -24,13 +24,13 @@ pub(crate) enum Subject {
 /// target, the only running host is meant.
 ///
 /// # Errors
-/// As for [`connect_to`]; no process has the name, or several have it.
+/// As for [`connect_to_host`]; no process has the name, or several have it.
 pub(crate) fn find_subject(
     args: Option<&TargetArgs>,
     first: Option<&str>,
 ) -> anyhow::Result<Subject> {
     let connected = match args {
-        Some(args) => connect_to(args, first),
+        Some(args) => connect_to_host(args, first),
         None => connect(first),
     };
     let error = match connected {

@@ -20,10 +20,10 @@ use crate::process_names::{has_name, parse_named_pid, pids_with_name};
 // command with these options.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TargetArgs {
-    /// The host, as TARGET in front of the other arguments. Not needed while only one host runs.
+    /// The process, in place of the argument TARGET.
     #[arg(short, long, value_name = "TARGET", add = completion::target_completer())]
     pub(crate) target: Option<String>,
-    /// Print the whole reply as JSON; a reply that is no JSON as the object's `text`, and bytes as they are.
+    /// Print JSON, the whole reply; one that is no JSON becomes the object's `text`, and bytes stay as they are.
     #[arg(long)]
     pub(crate) json: bool,
     /// Wait this long for the reply, for example 30s [default: 10s for what a host answers at once, else 5m].
@@ -37,11 +37,11 @@ pub(crate) const NO_HOST_REMEDY: &str = "load the plugin with `memprof attach PI
 
 /// Connects to the host of `memory_profile` that the arguments name, with the timeout in `args`. `first` is a target in
 /// front of the other arguments; `None` if there is none. If no target is given, connects to the only running host.
-pub(crate) fn connect_to(args: &TargetArgs, first: Option<&str>) -> anyhow::Result<Client> {
+pub(crate) fn connect_to_host(args: &TargetArgs, first: Option<&str>) -> anyhow::Result<Client> {
     connect_to_plugin(args, first, PLUGIN)
 }
 
-/// Like [`connect_to`], but connects to the socket of `plugin` if the process has several.
+/// Like [`connect_to_host`], but connects to the socket of `plugin` if the process has several.
 pub(crate) fn connect_to_plugin(
     args: &TargetArgs,
     first: Option<&str>,

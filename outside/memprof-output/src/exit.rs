@@ -43,7 +43,7 @@ pub fn with_exit_code(code: u8, message: impl Into<String>) -> anyhow::Error {
 
 /// Returns the exit code of the first [`ExitError`] among an error and its causes, outermost first. `None` if there is
 /// none.
-pub fn error_code(error: &anyhow::Error) -> Option<u8> {
+pub fn exit_code_of_error(error: &anyhow::Error) -> Option<u8> {
     let mut causes = error.chain();
     causes.find_map(|cause| Some(cause.downcast_ref::<ExitError>()?.code))
 }
@@ -87,7 +87,7 @@ pub fn finish_command(
     code_of: impl FnOnce(&anyhow::Error) -> ExitCode,
 ) -> ExitCode {
     match outcome {
-        Ok(ExitCode::SUCCESS) if !stdout::is_complete() => FAILED.into(),
+        Ok(ExitCode::SUCCESS) if !stdout::is_stdout_complete() => FAILED.into(),
         Ok(code) => code,
         Err(error) => {
             print_stderr(&format!("memprof: {}", error_text(&error)));
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn code_is_that_of_the_first_cause_that_has_one() {
         let check = |error: anyhow::Error, expected| {
-            assert_eq!(error_code(&error), expected, "{error:#}");
+            assert_eq!(exit_code_of_error(&error), expected, "{error:#}");
         };
         check(with_exit_code(NO_DATA, "no profile"), Some(NO_DATA));
         let caused = Err::<(), _>(with_exit_code(UNREACHABLE, "refused"));

@@ -32,7 +32,7 @@ pub fn publish_file<T>(
     write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let failed = || format!("failed to write {}", path.display());
-    match resolve_target(path).with_context(failed)? {
+    match resolve_output_path(path).with_context(failed)? {
         OutputTarget::Replaced { path, mode } => replace_file(&path, mode, write, failed),
         OutputTarget::Written(file) => {
             let mut out = BufWriter::with_capacity(BUFFER_SIZE, file);
@@ -92,7 +92,7 @@ pub fn without_temporary_path(error: &str) -> &str {
 /// Follows the links of an output path. Opens the file at their end for writing, unless it is regular or does not exist
 /// yet. Fails for links and files that another user may have planted, and if a link or the file cannot be read or
 /// opened.
-fn resolve_target(path: &Path) -> io::Result<OutputTarget> {
+fn resolve_output_path(path: &Path) -> io::Result<OutputTarget> {
     let mut end = path.to_owned();
     for _ in 0..MAX_LINKS {
         let metadata = match end.symlink_metadata() {
@@ -114,7 +114,7 @@ fn resolve_target(path: &Path) -> io::Result<OutputTarget> {
                 mode: Some(metadata.mode()),
             });
         }
-        reject_planted(&end, &metadata)?;
+        reject_planted_file(&end, &metadata)?;
         if !metadata.is_symlink() {
             break;
         }
@@ -138,7 +138,7 @@ fn is_same_file(metadata: &Metadata, path: &Path) -> bool {
 /// Fails for a link or file that another user may have planted. In `/tmp` and similar directories, any user may create
 /// a link or a FIFO under the name of the output. As the kernel does (proc(5), `protected_symlinks` and
 /// `protected_fifos`), accepts only links and files of this user or of the directory's owner.
-fn reject_planted(path: &Path, metadata: &Metadata) -> io::Result<()> {
+fn reject_planted_file(path: &Path, metadata: &Metadata) -> io::Result<()> {
     let directory = parent_dir(path).metadata()?;
     let own = rustix::process::geteuid().as_raw();
     if !is_planted(directory.mode(), directory.uid(), metadata.uid(), own) {

@@ -16,12 +16,12 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 pub use exit::{
-    ExitError, FAILED, NO_DATA, UNREACHABLE, USAGE, error_chain, error_code, error_text,
+    ExitError, FAILED, NO_DATA, UNREACHABLE, USAGE, error_chain, error_text, exit_code_of_error,
     finish_command, print_parser_output, with_exit_code,
 };
 pub use file::{publish_file, without_temporary_path};
 pub use printable::{one_line, printable};
-pub use stdout::{is_complete, print, write_to_stdout};
+pub use stdout::{is_stdout_complete, print, write_to_stdout};
 pub use table::{format_table, format_table_within};
 use unicode_width::UnicodeWidthChar;
 
@@ -58,14 +58,14 @@ pub fn collect_notes<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
 }
 
 /// Returns whether stderr is a terminal that can replace a line: its `TERM` is not `dumb`.
-fn has_progress_line() -> bool {
+fn can_show_progress() -> bool {
     io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|kind| kind != "dumb")
 }
 
 /// Replaces the progress line on the terminal, until [`clear_progress`]. A longer text is cut at the terminal's width:
 /// a second line would stay. Does nothing if stderr is no terminal, or one that cannot replace a line (`TERM=dumb`).
 pub fn show_progress(text: &str) {
-    if has_progress_line() {
+    if can_show_progress() {
         let columns = column_count(io::stderr()).unwrap_or(usize::MAX);
         write_to_stderr(&format!(
             "\r{}\x1b[K",
@@ -98,7 +98,7 @@ fn column_count(terminal: impl AsFd) -> Option<usize> {
 
 /// Clears the line of [`show_progress`]. Does nothing if stderr is no terminal, or one that cannot replace a line.
 pub fn clear_progress() {
-    if has_progress_line() {
+    if can_show_progress() {
         write_to_stderr("\r\x1b[K");
     }
 }

@@ -10,16 +10,17 @@ use std::io::{self, Write};
 /// Replaces each character that controls a terminal, except newlines and tabs, with an escape as in JSON (`\u001b`).
 /// JSON text keeps its value.
 pub fn printable(text: &str) -> Cow<'_, str> {
-    escape_harmful(text, |c| is_harmful(c) && c != '\n' && c != '\t')
+    escape_harmful_characters(text, |c| is_harmful(c) && c != '\n' && c != '\t')
 }
 
 /// Like [`printable`], but also escapes newlines and tabs: for a table cell.
 pub fn one_line(text: &str) -> Cow<'_, str> {
-    escape_harmful(text, is_harmful)
+    escape_harmful_characters(text, is_harmful)
 }
 
-/// Replaces each character for which `is_harmful` returns true with an escape as in JSON: `\u001b`.
-fn escape_harmful(text: &str, is_harmful: impl Fn(char) -> bool) -> Cow<'_, str> {
+/// Replaces each character for which `is_harmful` returns true with an escape as in JSON: `\u001b`. These characters
+/// must be below U+10000, because JSON writes others as two escapes.
+fn escape_harmful_characters(text: &str, is_harmful: impl Fn(char) -> bool) -> Cow<'_, str> {
     if !text.contains(&is_harmful) {
         return text.into();
     }
@@ -68,7 +69,7 @@ impl<W: Write> Write for Printable<W> {
     /// waits for the next call, which may complete it, unless invalid bytes precede it.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.incomplete.extend_from_slice(bytes);
-        let complete = self.incomplete.len() - incomplete_bytes(&self.incomplete);
+        let complete = self.incomplete.len() - incomplete_tail_length(&self.incomplete);
         let rest = self.incomplete.split_off(complete);
         let text = std::mem::replace(&mut self.incomplete, rest);
         let text = String::from_utf8_lossy(&text);
@@ -87,7 +88,7 @@ impl<W: Write> Write for Printable<W> {
 }
 
 /// Returns the length of the character that is incomplete at the end of a text; 0 if there is none.
-fn incomplete_bytes(text: &[u8]) -> usize {
+fn incomplete_tail_length(text: &[u8]) -> usize {
     let last = text.utf8_chunks().last();
     let end = last.map_or(&b""[..], |chunk| chunk.invalid());
     match str::from_utf8(end) {

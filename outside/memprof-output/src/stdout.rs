@@ -24,8 +24,8 @@ pub fn write_to_stdout<T>(
 }
 
 /// Prints a command's text in printable form, and a newline if the text does not end with one. If writing fails,
-/// reports that on standard error, but only the first time, and [`is_complete`] returns false from then on. That the
-/// reader went away is no failure.
+/// reports that on standard error, but only the first time, and [`is_stdout_complete`] returns false from then on. That
+/// the reader went away is no failure.
 pub fn print(text: &str) {
     let line_end = if text.ends_with('\n') { "" } else { "\n" };
     let text = printable(text);
@@ -44,7 +44,7 @@ pub fn print(text: &str) {
 
 /// Returns false if [`print()`] lost text, other than because the reader went away. The command must then fail: a
 /// script would take an empty file for the result.
-pub fn is_complete() -> bool {
+pub fn is_stdout_complete() -> bool {
     !IS_INCOMPLETE.load(Ordering::Relaxed)
 }
 
@@ -93,7 +93,7 @@ struct PipeWatcher<W> {
 impl<W> PipeWatcher<W> {
     /// Sets `is_closed` if a result is the error that the reader went away (`BrokenPipe`). Returns the result
     /// unchanged.
-    fn record_closed<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+    fn record_if_closed<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
         self.is_closed |=
             matches!(&result, Err(error) if error.kind() == io::ErrorKind::BrokenPipe);
         result
@@ -103,12 +103,12 @@ impl<W> PipeWatcher<W> {
 impl<W: Write> Write for PipeWatcher<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.inner.write(bytes);
-        self.record_closed(written)
+        self.record_if_closed(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
         let flushed = self.inner.flush();
-        self.record_closed(flushed)
+        self.record_if_closed(flushed)
     }
 }
 

@@ -62,7 +62,7 @@ fn run_with_signals_blocked(command: &mut Command, signals: &SigSet) -> anyhow::
     match running.wait_for_event(None)? {
         CommandEvent::Ended(status) => Ok(CommandEnd::Status(status)),
         CommandEvent::Signal { signal, is_shared } => {
-            running.terminate(signal, is_shared)?;
+            running.forward_signal_and_wait(signal, is_shared)?;
             Ok(CommandEnd::Interrupted(signal))
         }
         CommandEvent::Timeout => unreachable!("there is no limit"),
@@ -128,17 +128,17 @@ impl RunningCommand {
 
     /// Passes a signal on, unless the command has received it too (`is_shared`), and waits for the end of the command
     /// and of its group. Kills the processes that remain after a timeout, or at a second signal.
-    fn terminate(&mut self, signal: Signal, is_shared: bool) -> anyhow::Result<()> {
+    fn forward_signal_and_wait(&mut self, signal: Signal, is_shared: bool) -> anyhow::Result<()> {
         if !is_shared {
-            self.send(signal);
+            self.send_signal(signal);
             // A stopped process handles the signal only when it is continued.
-            self.send(Signal::SIGCONT);
+            self.send_signal(Signal::SIGCONT);
         }
         if !matches!(
             self.wait_for_event(Some(END_TIMEOUT))?,
             CommandEvent::Ended(_)
         ) {
-            self.send(Signal::SIGKILL);
+            self.send_signal(Signal::SIGKILL);
             self.child.wait().context(WAIT_FAILED)?;
         }
         // Without a group of its own, the command's remaining processes cannot be found.
@@ -150,7 +150,7 @@ impl RunningCommand {
         while has_processes(self.child.id()) {
             let signal = self.signals.read_signal();
             if Instant::now() > deadline || matches!(signal, Ok(Some(_))) {
-                self.send(Signal::SIGKILL);
+                self.send_signal(Signal::SIGKILL);
                 break;
             }
             thread::sleep(POLL_INTERVAL);
@@ -160,7 +160,7 @@ impl RunningCommand {
 
     /// Sends a signal to the command's group, or to the command alone if it shares the group of this program. Ignores
     /// errors.
-    fn send(&self, signal: Signal) {
+    fn send_signal(&self, signal: Signal) {
         self.group.send_signal(&self.process, signal);
     }
 }

@@ -6,7 +6,7 @@ use memprof_leaks::{HolderGroup, Holding};
 use memprof_report::{Cells, Column, Outline, OutlinePage};
 
 use super::rows::{ClassRow, HolderRow, HolderStep, is_memprof_holder, step_for_group};
-use super::{HoldersOutput, step_text, summary_lines};
+use super::{HoldersOutput, holder_step_text, summary_lines};
 use crate::result_output::{MAX_ROWS, POOLS_NOTE};
 
 const LIMITS: [&str; 4] = [
@@ -72,7 +72,7 @@ fn group_outline(groups: &[HolderGroup], shown: &[usize]) -> Outline {
             depth,
             group.held_bytes,
             group.held_objects,
-            step_text(&step_for_group(group)),
+            holder_step_text(&step_for_group(group)),
         );
         open.extend(below[index].iter().map(|within| (*within, depth + 1)));
     }
@@ -87,8 +87,8 @@ fn object_outline(found: &[HolderRow]) -> Outline {
         let [object, holders @ ..] = &row.path[..] else {
             continue;
         };
-        rows.add_row(0, row.bytes, row.objects, step_text(object));
-        let name = |holder: &HolderStep| format!("held by {}", step_text(holder));
+        rows.add_row(0, row.bytes, row.objects, holder_step_text(object));
+        let name = |holder: &HolderStep| format!("held by {}", holder_step_text(holder));
         holders
             .iter()
             .for_each(|holder| rows.add_row_without_amounts(1, name(holder)));

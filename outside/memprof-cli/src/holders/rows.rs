@@ -171,7 +171,7 @@ pub(super) fn is_memprof_holder(group: &GroupKind) -> bool {
 }
 
 /// Returns how many objects, and how many bytes, memprof's plugin holds for itself, summed over its holders.
-pub(super) fn held_by_memprof(groups: &[HolderGroup]) -> (u64, u64) {
+pub(super) fn amounts_held_by_memprof(groups: &[HolderGroup]) -> (u64, u64) {
     let own = groups
         .iter()
         .filter(|group| group.parent == 0 && is_memprof_holder(&group.kind));

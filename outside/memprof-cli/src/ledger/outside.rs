@@ -2,12 +2,12 @@
 
 use memprof_leaks::find_mapped_parts;
 use memprof_messages::{Ledger, LedgerPart, LedgerRow, ledger_text};
-use memprof_ptrace::examine_for_load;
+use memprof_ptrace::examine_process_for_load;
 use serde::Serialize;
 
 use super::page::build_ledger_page;
 use super::{parts, refine_process_ledger, walk};
-use crate::doctor::next_command;
+use crate::doctor::suggested_command;
 use crate::exit::{FAILED, Outcome, UNREACHABLE, with_exit_code};
 use crate::process_names::describe_process;
 use crate::refusal_error::refusal_error;
@@ -28,7 +28,7 @@ struct OutsideLedger {
 /// Runs `memprof ledger` on a process without the plugin.
 pub(super) fn run(pid: u32, form: &ResultOutput<'_>) -> Outcome {
     let ledger = build_ledger(pid)?;
-    let next = next_command(pid, examine_for_load(pid).is_ok());
+    let next = suggested_command(pid, examine_process_for_load(pid).is_ok());
     let text = format!("{}next: {next}", ledger_text(&ledger));
     let output = OutsideLedger {
         status: "ok",
@@ -61,10 +61,11 @@ fn build_ledger(pid: u32) -> anyhow::Result<Ledger> {
     let Err(reason) = refine_process_ledger(pid, &mut ledger) else {
         return Ok(ledger);
     };
-    let found = find_mapped_parts(pid, None).map_err(|error| match examine_for_load(pid) {
-        Err(refusal) => refusal_error(pid, &refusal.into()),
-        Ok(_) => with_exit_code(FAILED, format!("{pid}: {error}")),
-    })?;
+    let found =
+        find_mapped_parts(pid, None).map_err(|error| match examine_process_for_load(pid) {
+            Err(refusal) => refusal_error(pid, &refusal.into()),
+            Ok(_) => with_exit_code(FAILED, format!("{pid}: {error}")),
+        })?;
     let ended = || with_exit_code(UNREACHABLE, format!("{pid} has ended"));
     let resident = walk::ResidentMemory::read(pid).ok_or_else(ended)?;
     let (rows, found) = parts::rows_without_walk(resident.anonymous, &found);
@@ -84,6 +85,8 @@ fn build_ledger(pid: u32) -> anyhow::Result<Ledger> {
     let found = walk::outside_malloc_finding(outside, 0, ledger.rss_bytes);
     ledger.verdicts.extend(found);
     parts::name_parts_in_finding(&mut ledger, pid);
-    ledger.verdicts.push(parts::not_walked_finding(&reason));
+    ledger
+        .verdicts
+        .push(parts::heaps_not_walked_finding(&reason));
     Ok(ledger)
 }

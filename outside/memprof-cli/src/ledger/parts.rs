@@ -22,7 +22,7 @@ const RUNTIMES: [(&str, RuntimeHeap); 4] = [
 pub(super) fn apply_parts(ledger: &mut Ledger, found: &[MappedPart], pid: u32) {
     ledger.parts = found.iter().map(to_memory_part).collect();
     let expected = find_row(ledger, LedgerPart::NotTheAllocator).map_or(0, |row| row.bytes);
-    fit_to_sum(&mut ledger.parts, expected);
+    fit_parts_to_sum(&mut ledger.parts, expected);
     name_parts_in_finding(ledger, pid);
 }
 
@@ -38,7 +38,7 @@ pub(super) fn rows_without_walk(
     let mut parts: Vec<_> = found.iter().filter(is_proven).map(to_memory_part).collect();
     let proven = parts.iter().map(|part| part.resident_bytes).sum::<u64>();
     let proven = proven.min(anonymous);
-    fit_to_sum(&mut parts, proven);
+    fit_parts_to_sum(&mut parts, proven);
     let rows = [
         (LedgerPart::NotKnown, anonymous - proven),
         (LedgerPart::NotTheAllocator, proven),
@@ -75,7 +75,7 @@ fn to_memory_part(part: &MappedPart) -> MemoryPart {
 /// Makes the parts sum to `expected` bytes. Adds missing bytes to the unknown part; subtracts excess bytes from the
 /// unknown part first, then from the largest ones. Then removes parts without bytes, except huge pages and devices,
 /// which have none by the kernel's count.
-fn fit_to_sum(parts: &mut Vec<MemoryPart>, expected: u64) {
+fn fit_parts_to_sum(parts: &mut Vec<MemoryPart>, expected: u64) {
     let sum: u64 = parts.iter().map(|part| part.resident_bytes).sum();
     let is_unknown = |part: &MemoryPart| part.kind == MemoryPartKind::NotKnown;
     if sum < expected {
@@ -169,7 +169,7 @@ fn part_remedy(part: &MemoryPart) -> String {
 }
 
 /// Builds the finding that the heaps were not walked, with the reason.
-pub(super) fn not_walked_finding(reason: &str) -> LedgerFinding {
+pub(super) fn heaps_not_walked_finding(reason: &str) -> LedgerFinding {
     LedgerFinding {
         kind: LedgerFindingKind::Uncertain.into(),
         why: format!(
@@ -203,7 +203,7 @@ mod tests {
         ];
         let check = |expected: u64, rest: &[(&str, u64)]| {
             let mut parts: Vec<_> = found.iter().map(to_memory_part).collect();
-            fit_to_sum(&mut parts, expected);
+            fit_parts_to_sum(&mut parts, expected);
             let all: Vec<_> = parts
                 .iter()
                 .map(|part| (part.owner.as_str(), part.resident_bytes))

@@ -31,7 +31,7 @@ impl ResidentMemory {
     /// Returns the resident memory with `anonymous` as its anonymous part, which is the value at the walk of the heaps,
     /// if that part has grown since: the walk does not know which of the new bytes are an allocator's. A difference up
     /// to [`COUNT_ERROR`] is no growth.
-    pub(super) fn without_growth_since(self, anonymous: u64) -> Self {
+    pub(super) fn without_growth_beyond(self, anonymous: u64) -> Self {
         let has_grown = self.anonymous.saturating_sub(anonymous) > COUNT_ERROR;
         Self {
             anonymous: if has_grown { anonymous } else { self.anonymous },
@@ -98,7 +98,7 @@ pub(super) fn apply_walk(
         .allocators
         .iter()
         .filter(|heap| !is_walked(heap, walked));
-    let missed = missed_bytes(ledger, walked);
+    let missed = bytes_missed_by_walk(ledger, walked);
     let others = others
         .map(resident_upper_bound)
         .fold(0, u64::saturating_add);
@@ -146,7 +146,7 @@ pub(super) fn apply_walk(
     // The rest of the lazily free pages belongs to the program.
     let own_lazily_free = lazily_free.saturating_sub(free).min(remaining);
     let findings = [
-        missed_finding(missed),
+        missed_bytes_finding(missed),
         free_pages_finding(
             free,
             walked.purgeable.min(free),
@@ -192,7 +192,7 @@ pub(super) fn later_growth_finding(grown: u64, rss: u64) -> Option<LedgerFinding
 
 /// Returns the live bytes that the walked allocators count and the walk did not find, for example those in jemalloc's
 /// arena for huge objects; 0 if they are not notable.
-fn missed_bytes(ledger: &Ledger, walked: &HeapResidency) -> u64 {
+fn bytes_missed_by_walk(ledger: &Ledger, walked: &HeapResidency) -> u64 {
     let heaps = ledger
         .allocators
         .iter()
@@ -211,7 +211,7 @@ fn missed_bytes(ledger: &Ledger, walked: &HeapResidency) -> u64 {
 }
 
 /// Builds a finding if the walk missed live memory; `missed` is its bytes. `None` if it missed none.
-fn missed_finding(missed: u64) -> Option<LedgerFinding> {
+fn missed_bytes_finding(missed: u64) -> Option<LedgerFinding> {
     (missed > 0).then(|| LedgerFinding {
         kind: LedgerFindingKind::Uncertain.into(),
         why: format!(
@@ -431,7 +431,7 @@ mod tests {
                 file: 7,
                 shared: 8,
             };
-            let found = resident.without_growth_since(walked);
+            let found = resident.without_growth_beyond(walked);
             assert_eq!(found.anonymous, expected, "{anonymous} {walked}");
             assert_eq!((found.file, found.shared), (7, 8));
         };

@@ -20,7 +20,7 @@ pub(crate) struct ProveArgs {
     #[arg(long, requires = "subject", conflicts_with_all = ["target", "timeout", "last"])]
     pub(crate) prove: bool,
 
-    /// The process: a pid, a name or container:NAME; without --prove, one with the plugin
+    /// The process: a pid, a name or container:NAME; without --prove a host, not needed while only one runs
     #[arg(value_name = "TARGET", value_parser = crate::process_arg::parse_process)]
     pub(crate) pid: Option<u32>,
 
@@ -32,18 +32,18 @@ pub(crate) struct ProveArgs {
     #[arg(long = "for", value_name = "DURATION", requires = "prove", conflicts_with = "at_exit", value_parser = crate::process_arg::parse_duration)]
     pub(super) duration: Option<Duration>,
 
-    /// With --for or --at-exit: one sample per this many allocated bytes, a power of two [default: with --for, found by
-    /// the rate at which the process allocates; with --at-exit 1, every allocation]
+    /// With --for or --at-exit: one sample per this many allocated bytes, a power of two from 1 to 16MiB [default: with
+    /// --for, found by the rate at which the process allocates; with --at-exit, 1: every allocation]
     #[arg(long, visible_alias = "interval", value_name = "SIZE", requires = "prove", value_parser = crate::run::parse_fine_interval)]
     pub(super) sample_interval: Option<u8>,
 
     /// With --prove: run a command, and search it once, when it exits
     ///
     /// memprof's sampler is preloaded into it, so that its objects have stacks; what it executes is not sampled.
-    /// Prints the leaks to stderr, with --json or another --format to stdout. The exit code is the command's; with
-    /// --fail, instead of 0, 1 if there are leaks, and 4 if the command was not searched. Only the process itself is
-    /// searched, not its children, and not a command that is ended by a signal. SIGINT, SIGTERM and SIGHUP are passed
-    /// on to it.
+    /// Prints the leaks to standard error, with --json or another --format to standard output. The exit code is the
+    /// command's; with --fail, instead of 0, 1 if there are leaks, and 4 if the command was not searched. Only the process
+    /// itself is searched, not its children, and not a command that is ended by a signal. SIGINT, SIGTERM and SIGHUP are
+    /// passed on to it.
     #[arg(long, requires_all = ["prove", "command"], conflicts_with_all = ["pid", "max_pause"])]
     pub(super) at_exit: bool,
 
@@ -51,21 +51,21 @@ pub(crate) struct ProveArgs {
     #[arg(long, requires = "at_exit", conflicts_with = "sample_interval")]
     pub(super) no_stacks: bool,
 
-    /// The command that --at-exit runs
+    /// The command that --at-exit runs, and its arguments
     #[arg(last = true, requires = "at_exit", value_name = "COMMAND")]
     pub(super) command: Vec<OsString>,
 
-    /// Let --prove stop the process for this time at most, each time; memprof estimates it first, and refuses if it
-    /// is longer
+    /// With --prove: stop the process for this time at most, each time; memprof estimates it first, and refuses if it is
+    /// longer
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = crate::process_arg::parse_duration, requires = "prove")]
     pub(super) max_pause: Duration,
 
-    /// Let --prove use this much memory at most, for example 512MiB [default: 12 % of the process's memory, at least
-    /// 128 MiB]
+    /// With --prove: use this much memory at most, for example 512MiB [default: 12 % of the process's memory, at least
+    /// 128MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_memory_amount, requires = "prove")]
     pub(super) max_memory: Option<u64>,
 
-    /// Exit with 1 if --prove finds leaks, with 4 if it finds none but could not search all heaps
+    /// With --prove: exit with 1 if there are leaks, with 4 if none is found but not all heaps could be searched
     #[arg(long, requires = "prove")]
     pub(super) fail: bool,
 }

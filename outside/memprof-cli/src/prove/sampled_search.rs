@@ -84,7 +84,7 @@ fn sample_and_search(
     })?;
     let reason = match end {
         SamplingEnd::Time => None,
-        SamplingEnd::Interrupt if interrupts.signal() == Some(Signal::SIGINT) => {
+        SamplingEnd::Interrupt if interrupts.ending_signal() == Some(Signal::SIGINT) => {
             output::note("interrupted: it was sampled until then, and is searched now");
             None
         }

@@ -33,7 +33,7 @@ pub(super) struct WorkResults<R> {
 /// time is over, or when no item was finished for the time `silent` of `limits`. `new_work` creates the work of each
 /// thread. A thread that is stuck in an item is left behind: whenever no item was finished for the time `stuck`,
 /// another thread is started, up to [`MAX_THREADS`].
-pub(super) fn work_within<R: Send + 'static, W: FnMut(u32) -> R + Send + 'static>(
+pub(super) fn work_within_limits<R: Send + 'static, W: FnMut(u32) -> R + Send + 'static>(
     limits: WorkLimits,
     items: Vec<u32>,
     mut new_work: impl FnMut() -> W,
@@ -97,7 +97,7 @@ mod tests {
             silent: total,
             total,
         };
-        let mut worked = work_within(limits, items.to_vec(), || {
+        let mut worked = work_within_limits(limits, items.to_vec(), || {
             |item| {
                 while stuck.contains(&item) {
                     thread::park();

@@ -8,7 +8,7 @@ use memprof_ptrace::{ExaminedProcess, ListResult, ListedProcess, ProcessLister, 
 use nix::unistd::{Uid, User};
 use serde::Serialize;
 
-use super::bounded_work::work_within;
+use super::bounded_work::work_within_limits;
 use super::resident::short_size;
 use super::unexamined::LIST_TIME;
 use crate::container::Container;
@@ -24,7 +24,7 @@ pub(super) struct Processes {
     pub(super) rows: Vec<ProcessRow>,
     /// Number of processes of other users, which are not shown.
     pub(super) other_user_count: usize,
-    /// Pids of the processes that were not examined in [`LIST_TIME`].
+    /// Pids of the processes that were not examined in [`LIST_TIME`], or whose status could not be read.
     pub(super) unexamined: Vec<u32>,
     /// Pids of the processes that may have the plugin.
     pub(super) plugin_pids: Vec<u32>,
@@ -39,6 +39,8 @@ enum RowResult {
         has_plugin: bool,
     },
     OtherUser,
+    /// The pid of a process whose status could not be read.
+    Unreadable(u32),
     Omitted,
 }
 
@@ -103,7 +105,7 @@ const PLUGIN_NOTE: &str =
 const FILTER_NOTE: &str = "its seccomp filter is read at attach";
 
 /// Lists the processes of /proc, the largest first; hosts are marked later ([`Processes::mark_hosts`]). Of those not
-/// examined in [`LIST_TIME`], only the pids are listed.
+/// examined in [`LIST_TIME`], and of those whose status cannot be read, only the pids are listed.
 ///
 /// # Errors
 /// /proc is not mounted.
@@ -111,7 +113,7 @@ pub(super) fn list_processes() -> anyhow::Result<Processes> {
     let failed = |error: Refusal| with_exit_code(FAILED, error.to_string());
     let lister = ProcessLister::new().map_err(failed)?;
     let pids = lister.list_pids().map_err(failed)?;
-    let listed = work_within(LIST_TIME, pids, || {
+    let listed = work_within_limits(LIST_TIME, pids, || {
         let lister = lister.clone();
         let (mut kinds, mut users) = (ProgramKinds::default(), HashMap::new());
         move |pid| {
@@ -123,6 +125,7 @@ pub(super) fn list_processes() -> anyhow::Result<Processes> {
                     row: Box::new(process_row(*process, examined, &mut kinds, &mut users)),
                 },
                 ListResult::OtherUser => RowResult::OtherUser,
+                ListResult::Unreadable => RowResult::Unreadable(pid),
                 ListResult::Omitted => RowResult::Omitted,
             }
         }
@@ -140,6 +143,7 @@ pub(super) fn list_processes() -> anyhow::Result<Processes> {
                 processes.rows.push(*row);
             }
             RowResult::OtherUser => processes.other_user_count += 1,
+            RowResult::Unreadable(pid) => processes.unexamined.push(pid),
             RowResult::Omitted => {}
         }
     }
@@ -215,7 +219,7 @@ fn user_name(uid: u32) -> String {
 fn attach_note(examined: &ExaminedProcess) -> Option<&'static str> {
     match examined {
         _ if examined.has_plugin => Some(PLUGIN_NOTE),
-        _ if examined.has_filter() => Some(FILTER_NOTE),
+        _ if examined.has_seccomp_filter() => Some(FILTER_NOTE),
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! Processes that were not examined in time.
+//! Processes that were not examined: in time, or at all.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub(super) fn unexamined_note(pids: &[u32]) -> Option<String> {
         "processes"
     };
     Some(format!(
-        "not examined in time, as they or the machine do not answer: {} {noun} (pid {})",
+        "not examined, as they or the machine do not answer in time, or /proc cannot be read: {} {noun} (pid {})",
         pids.len(),
         names.join(", ")
     ))

@@ -15,19 +15,20 @@ use crate::{completion, process_arg, target};
 ///
 /// With --format, the report is written to -o; without it, -o keeps the dump, and the table is printed.
 ///
-/// Profiles are fetched meanwhile too, after 0.25 s and whenever the recording is twice as old. Where the process ends,
-/// executes another program or is stopped, the last of them is shown, and the exit code is 3.
+/// Profiles are fetched meanwhile too, after 0.25 s and whenever the recording is twice as old. If the process ends,
+/// executes another program or is stopped, the profile of its exit or else the last of them is shown, and the exit code
+/// is 3.
 #[derive(clap::Args, Debug)]
 pub(crate) struct RecordArgs {
-    /// The host, as TARGET in front of the other arguments
+    /// The host, in place of the argument TARGET
     #[arg(short, long, value_name = "TARGET", add = completion::target_completer())]
     pub(super) target: Option<String>,
 
-    /// The process, as TARGET in front of the other arguments
+    /// The process, in place of the argument TARGET
     #[arg(long, value_name = "PID", conflicts_with = "target", value_parser = process_arg::parse_process)]
     pub(super) pid: Option<u32>,
 
-    /// Record its descendants too, also those that it forks meanwhile; one report shows all of them together
+    /// Also record its descendants, and those that it forks meanwhile; one report shows all of them together
     ///
     /// Each is recorded as one process is. One that executes another program, as uWSGI does to reload itself, is recorded
     /// again. The report says how many they are and what each holds, and names those that could not be recorded. At most 64
@@ -36,7 +37,7 @@ pub(crate) struct RecordArgs {
     #[arg(long)]
     pub(super) tree: bool,
 
-    /// Leave the plugin in the process that it was attached to, as `memprof attach` does
+    /// Leave the plugin in a process that was attached to, for an hour, as `memprof attach` does
     #[arg(long)]
     pub(super) keep_attached: bool,
 
@@ -44,11 +45,11 @@ pub(crate) struct RecordArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) plugin: Option<PathBuf>,
 
-    /// Load the plugin through the inspector of a Node, as `memprof attach --node-inspector` does
+    /// Load the plugin through Node's inspector, as `memprof attach --node-inspector` does
     #[arg(long)]
     pub(super) node_inspector: bool,
 
-    /// Patch malloc itself, as `memprof attach --entries` does
+    /// Also patch malloc where it is a library's, as `memprof attach --entries` does
     #[arg(long)]
     pub(super) entries: bool,
 
@@ -56,7 +57,7 @@ pub(crate) struct RecordArgs {
     #[arg(long = "for", value_name = "DURATION", default_value = "30s", value_parser = process_arg::parse_duration)]
     pub(super) duration: Duration,
 
-    /// One sample per this many allocated bytes, a power of two, for example 64KiB [default: found by the rate at which the
+    /// One sample per this many allocated bytes, a power of two from 1KiB to 16MiB [default: found by the rate at which the
     /// process allocates, so that sampling takes at most 2 % of a processor]
     #[arg(long, visible_alias = "interval", value_name = "SIZE", value_parser = crate::run::parse_interval)]
     pub(super) sample_interval: Option<u8>,
@@ -67,9 +68,10 @@ pub(crate) struct RecordArgs {
     #[command(flatten)]
     pub(super) view: ViewArgs,
 
-    /// The process (a pid, a name, container:NAME or a socket's path): without the plugin, it is attached to and detached from
-    /// afterwards; not needed while only one host runs. Then arguments of `memprof activate`: allocator=NAME, to sample and
-    /// show only that allocator; sampler=memprof or sampler=allocator, to choose who samples; ages=10s, labels=KEY
+    /// The process, also one without the plugin, which is attached to, and detached from afterwards: a pid, a name,
+    /// container:NAME or a socket's path; not needed while only one host runs. Then arguments of `memprof activate`:
+    /// allocator=NAME, to sample and show only that allocator; sampler=memprof or sampler=allocator, to choose who samples;
+    /// ages=10s; labels=KEY
     #[arg(value_names = ["TARGET", "KEY=VALUE"], num_args = 0.., add = completion::target_completer())]
     pub(super) args: Vec<String>,
 }

@@ -36,7 +36,7 @@ impl ExitDumpDir {
                 .map(|dir| dir.uid())
                 .ok(),
             own_pid,
-            known: file_names(&directory).collect(),
+            known: file_names_in(&directory).collect(),
             directory,
         }
     }
@@ -50,7 +50,10 @@ impl ExitDumpDir {
         let is_new_exit_dump =
             |name: &OsString| !self.known.contains(name) && is_exit_dump(name, self.own_pid);
         // Names begin with the time of their dump.
-        let Some(name) = file_names(&self.directory).filter(is_new_exit_dump).max() else {
+        let Some(name) = file_names_in(&self.directory)
+            .filter(is_new_exit_dump)
+            .max()
+        else {
             return Ok(None);
         };
         // The directory belongs to the process's user, who may have put a link or a FIFO there.
@@ -90,7 +93,7 @@ fn is_exit_dump(name: &OsStr, pid: u32) -> bool {
 }
 
 /// Returns the names of the files in a directory; none if it cannot be read.
-fn file_names(directory: &Path) -> impl Iterator<Item = OsString> {
+fn file_names_in(directory: &Path) -> impl Iterator<Item = OsString> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name())
 }

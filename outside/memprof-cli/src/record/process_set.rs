@@ -48,7 +48,7 @@ pub(super) fn record_processes(
             scope.spawn(move || record_descendants(args, &root, interrupts))
         });
         let mut all = match others {
-            None => RecordedProcesses::from_one(
+            None => RecordedProcesses::from_one_recording(
                 root,
                 record_attached(args, &sampling, root, interrupts),
             ),
@@ -109,7 +109,7 @@ fn record_descendants(
                 true => root.living_descendants(),
                 false => Vec::new(),
             };
-            for pid in search.take_due(&found) {
+            for pid in search.take_due_pids(&found) {
                 match recordings.len() < MAX_DESCENDANTS {
                     true => {
                         let started = start_recording(scope, args, remaining, pid, interrupts);
@@ -152,7 +152,7 @@ fn record_descendants(
 }
 
 /// Records a process, and if it executes another program, as uWSGI does to reload itself, also that program, for the
-/// time that remains. Returns the results in this order, after [`keep_last_with_profile`].
+/// time that remains. Returns the results in this order, after [`keep_only_last_if_it_has_profile`].
 fn record_programs(
     args: &RecordArgs,
     sampling: &SamplingOptions,
@@ -183,12 +183,12 @@ fn record_programs(
         };
         programs.push(record_collecting_notes(pid, || record(&rest)));
     }
-    keep_last_with_profile(programs)
+    keep_only_last_if_it_has_profile(programs)
 }
 
 /// Keeps only the last program if that has a profile, and adds a note to it if there were others: execve(2) has freed
 /// their memory. Otherwise keeps all.
-fn keep_last_with_profile(mut programs: Vec<ProcessResult>) -> Vec<ProcessResult> {
+fn keep_only_last_if_it_has_profile(mut programs: Vec<ProcessResult>) -> Vec<ProcessResult> {
     let has_profile = |program: &ProcessResult| {
         let recorded = program.recorded.as_ref();
         recorded.is_ok_and(|recorded| recorded.profile.is_some())
@@ -271,7 +271,7 @@ impl DescendantSearch {
     /// Returns the pids in `found` that are to be recorded from now on, each only once. At the first search, these are
     /// all; later, only those that the previous search found too: a process that has just been forked may be about to
     /// execute another program, or end at once.
-    fn take_due(&mut self, found: &[u32]) -> Vec<u32> {
+    fn take_due_pids(&mut self, found: &[u32]) -> Vec<u32> {
         let last = self.last.replace(found.iter().copied().collect());
         let is_due = |pid: &u32| last.as_ref().is_none_or(|last| last.contains(pid));
         let due = found.iter().copied().filter(is_due);
@@ -283,7 +283,8 @@ impl DescendantSearch {
         self.last.is_none()
     }
 
-    /// Returns whether [`take_due`](Self::take_due) has returned all of `found`: none waits for being found again.
+    /// Returns whether [`take_due_pids`](Self::take_due_pids) has returned all of `found`: none waits for being found
+    /// again.
     fn has_returned_all(&self, found: &[u32]) -> bool {
         found.iter().all(|pid| self.known.contains(pid))
     }
@@ -297,7 +298,7 @@ mod tests {
     fn forked_process_is_recorded_from_its_second_look_on() {
         let mut search = DescendantSearch::default();
         let mut check = |found: &[u32], expected: &[u32]| {
-            assert_eq!(search.take_due(found), expected, "{found:?}");
+            assert_eq!(search.take_due_pids(found), expected, "{found:?}");
         };
         check(&[7, 8], &[7, 8]);
         check(&[7, 8, 9], &[]);

@@ -105,7 +105,7 @@ impl RecordedProcesses {
     }
 
     /// Builds the results from a single recording. Reads the name of the process.
-    pub(super) fn from_one(pid: u32, recorded: anyhow::Result<Recorded>) -> Self {
+    pub(super) fn from_one_recording(pid: u32, recorded: anyhow::Result<Recorded>) -> Self {
         let only = ProcessResult {
             pid,
             name: describe_process(pid),
@@ -146,8 +146,8 @@ impl RecordedProcesses {
         recorded.detach_error.map_or(Ok(ExitCode::SUCCESS), Err)
     }
 
-    /// Returns the index of the process whose failure is that of the command: the first that could not be detached from, or
-    /// the first if none was recorded to the end. `None` if the command succeeds.
+    /// Returns the index of the process whose failure is that of the command: the first that could not be detached
+    /// from, or the first if none was recorded to the end. `None` if the command succeeds.
     fn failed_index(&self) -> Option<usize> {
         let recorded = || {
             self.processes
@@ -193,7 +193,7 @@ impl RecordedProcesses {
     /// each with a note in `notes`. Fails if a dump cannot be opened.
     fn readable_dumps(&self, notes: &mut Vec<String>) -> anyhow::Result<Option<RecordedDumps>> {
         let recorded = self
-            .recorded()
+            .successful_recordings()
             .filter_map(|recorded| Some((recorded.pid, recorded.profile.as_ref()?)));
         let recorded: Vec<_> = recorded.collect();
         let mut dumps = RecordedDumps::default();
@@ -250,7 +250,7 @@ impl RecordedProcesses {
         };
         shown.map_err(|error| add_remedy_if_empty(error, dumps.pids[0]))?;
         if form.open && args.output_is_dump() {
-            browser::open_or_print(&write_live_page(dump)?)?;
+            browser::open_or_print_path(&write_live_page(dump)?)?;
         }
         Ok(())
     }
@@ -271,7 +271,7 @@ impl RecordedProcesses {
             output::note(&note);
         }
         if self
-            .recorded()
+            .successful_recordings()
             .any(|recorded| recorded.end == SamplingEnd::Interrupt)
         {
             output::note("interrupted: this is the profile until then");
@@ -279,7 +279,7 @@ impl RecordedProcesses {
     }
 
     /// Iterates over the results of the processes whose recording has not failed.
-    fn recorded(&self) -> impl Iterator<Item = &Recorded> {
+    fn successful_recordings(&self) -> impl Iterator<Item = &Recorded> {
         let processes = self.processes.iter();
         processes.filter_map(|process| process.recorded.as_ref().ok())
     }
@@ -446,7 +446,7 @@ mod tests {
         let dumps = recorded.readable_dumps(&mut notes).unwrap().unwrap();
         assert_eq!((&*dumps.pids, notes.len()), (&[7, 9][..], 1));
         let written: Vec<_> = recorded
-            .recorded()
+            .successful_recordings()
             .map(|recorded| recorded.profile.as_ref().unwrap().path())
             .collect();
         assert_eq!(dumps.files, [&*written[0], &*written[2]]);

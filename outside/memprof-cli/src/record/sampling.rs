@@ -136,7 +136,7 @@ pub(crate) fn wait_for_end(
                     SamplingEnd::Host("has lost the plugin: something else detached it".to_owned())
                 });
             }
-            let had_time_to_end = remaining > EXIT_TIMEOUT && interrupts.signal().is_none();
+            let had_time_to_end = remaining > EXIT_TIMEOUT && interrupts.ending_signal().is_none();
             if !is_connected && had_time_to_end && process.has_no_socket(client.socket_path()) {
                 let reason = match process.is_visible() {
                     true => "has closed its control socket",

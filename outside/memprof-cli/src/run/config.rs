@@ -29,8 +29,8 @@ impl StartConfig {
         let table: Table = text.parse().unwrap_or_default();
         let lg_sample = match (table.get("lg_sample"), table.get("sample_interval")) {
             (Some(Value::Integer(lg)), None) => u8::try_from(*lg).ok(),
-            (None, Some(Value::Integer(bytes))) => u64::try_from(*bytes).ok().and_then(log2),
-            (None, Some(Value::String(size))) => parse_size(size).and_then(log2),
+            (None, Some(Value::Integer(bytes))) => u64::try_from(*bytes).ok().and_then(exact_log2),
+            (None, Some(Value::String(size))) => parse_size(size).and_then(exact_log2),
             _ => None,
         };
         Self {
@@ -45,7 +45,7 @@ impl StartConfig {
 /// an example.
 pub(crate) fn parse_interval(text: &str) -> Result<u8, String> {
     let lg = parse_size(text)
-        .and_then(log2)
+        .and_then(exact_log2)
         .filter(|lg| (10..=24).contains(lg));
     lg.ok_or_else(|| "expected a power of two from 1KiB to 16MiB, e.g. 64KiB".to_owned())
 }
@@ -54,12 +54,12 @@ pub(crate) fn parse_interval(text: &str) -> Result<u8, String> {
 /// a text with an example.
 pub(crate) fn parse_fine_interval(text: &str) -> Result<u8, String> {
     let bytes = text.parse().ok().or_else(|| parse_size(text));
-    let lg = bytes.and_then(log2).filter(|lg| *lg <= 24);
+    let lg = bytes.and_then(exact_log2).filter(|lg| *lg <= 24);
     lg.ok_or_else(|| "expected a power of two from 1 (bytes) to 16MiB, e.g. 64KiB".to_owned())
 }
 
 /// Returns log2 of a power of two. `None` for other numbers.
-fn log2(bytes: u64) -> Option<u8> {
+fn exact_log2(bytes: u64) -> Option<u8> {
     let is_power = bytes.is_power_of_two();
     is_power
         .then(|| bytes.trailing_zeros())

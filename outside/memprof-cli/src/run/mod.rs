@@ -50,32 +50,33 @@ const PLUGIN_PATHS: [&str; 2] = [
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    /// Sample from the start. Without it, `memprof activate` starts sampling.
+    /// Sample from the start, as with `activate_at_start = true` in the configuration; else from `memprof activate` on.
     #[arg(long)]
     pub(crate) active: bool,
     /// Count every allocation, as `memprof test` does.
     #[arg(skip)]
     pub(crate) is_tallied: bool,
-    /// Replace the program's allocator: jemalloc, tcmalloc, or the path of a shared library. Some
-    /// programs crash with another allocator.
+    /// Replace the program's allocator, by jemalloc, tcmalloc or the shared library at this path; some programs crash with
+    /// another allocator [default: the program keeps its own].
     #[arg(long, value_name = "NAME|PATH")]
     pub(crate) allocator: Option<AllocatorChoice>,
     /// One sample per this many allocated bytes, a power of two from 1KiB to 16MiB [default: the configuration's, else
     /// 512KiB].
     #[arg(long, visible_alias = "interval", value_name = "SIZE", conflicts_with = "lg_sample", value_parser = config::parse_interval)]
     pub(crate) sample_interval: Option<u8>,
-    /// One sample per 2^N allocated bytes, in place of --sample-interval.
+    /// One sample per 2^N allocated bytes, in place of --sample-interval; N is 10 to 24.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(10..=24))]
     pub(crate) lg_sample: Option<u8>,
-    /// Directory of the control socket. Other commands find it if `MEMPROF_SOCKET_DIR` names it.
+    /// The directory of the control socket; same as `MEMPROF_SOCKET_DIR` [default: `$XDG_RUNTIME_DIR/memprof`, else for
+    /// root /run/memprof, for others /tmp/memprof-UID].
     #[arg(long, value_name = "DIR")]
     pub(crate) socket_dir: Option<PathBuf>,
-    /// Directory of the dumps; same as `MEMPROF_DUMP_DIR` [default: `$XDG_STATE_HOME/memprof/NAME`,
-    /// for root /var/lib/memprof/NAME, for others ~/.local/state/memprof/NAME; if that cannot be
-    /// written to, /tmp/memprof-UID-NAME].
+    /// The directory of the dumps; same as `MEMPROF_DUMP_DIR` [default: the configuration's, else
+    /// `$XDG_STATE_HOME/memprof/NAME`, else for root /var/lib/memprof/NAME, for others ~/.local/state/memprof/NAME; if
+    /// that cannot be written to, /tmp/memprof-UID-NAME].
     #[arg(long, value_name = "DIR")]
     pub(crate) dump_dir: Option<PathBuf>,
-    /// A file with the plugin's keys (watch rules, which dumps are kept); same as `MEMPROF_CONFIG`.
+    /// The plugin's configuration file (watch rules, which dumps are kept); same as `MEMPROF_CONFIG` [default: none].
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// The plugin's file [default: the one that is installed with this program].
