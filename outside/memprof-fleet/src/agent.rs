@@ -111,8 +111,8 @@ impl Agent {
 
     /// Takes profiles by the policy, handles requests for dumps, and maintains the store until a signal ends the agent.
     /// Then detaches from the processes to which the agent has attached, and moves the profiles to the store. Errors of
-    /// single hosts, of the spool and of the store are only reported until then. Fails if the threads cannot be started,
-    /// or if the spool cannot be read or written at the end.
+    /// single hosts, of the spool and of the store are only reported until then. Fails if the threads cannot be
+    /// started, or if the spool cannot be read or written at the end.
     fn run_until_signal(&mut self) -> anyhow::Result<ExitCode> {
         let (send, events) = channel();
         notify_on_signal(send.clone())?;
@@ -133,12 +133,12 @@ impl Agent {
                     let start = std::time::Instant::now();
                     let dump = self.dump_to_spool(&host, &rule);
                     pause_until = Uptime::now().plus(rule.pause_after(start.elapsed()));
-                    self.report_change(self.describe_host(&host), dump.map(drop));
+                    self.report_outcome_change(self.describe_host(&host), dump.map(drop));
                 }
             }
             if self.is_batch_due(batched, now) {
                 let flushed = self.flush_batch();
-                self.report_change("the spool".to_owned(), flushed);
+                self.report_outcome_change("the spool".to_owned(), flushed);
                 batched = now;
             }
             if store_retry_at <= now {
@@ -150,11 +150,11 @@ impl Agent {
                     Ok(_) => {}
                     Err(_) => store_retry_at = Uptime::now().plus(STORE_RETRY_DELAY),
                 }
-                self.report_change("the store".to_owned(), drained.map(drop));
+                self.report_outcome_change("the store".to_owned(), drained.map(drop));
             }
             let (store, name) = (&self.store, &self.machine.name);
             if let Some(maintained) = maintenance.start_if_due(store, name, self.config.keep) {
-                self.report_change("merging".to_owned(), maintained);
+                self.report_outcome_change("merging".to_owned(), maintained);
             }
             match events.recv_timeout(POLL_INTERVAL) {
                 Err(RecvTimeoutError::Timeout) => {}
@@ -185,7 +185,7 @@ impl Agent {
     /// wait. Also if the spool cannot be read, because writing the batch reports the reason.
     fn is_batch_due(&self, last: Uptime, now: Uptime) -> bool {
         let is_small = || {
-            let bytes = self.spool.dump_bytes();
+            let bytes = self.spool.pending_profile_bytes();
             bytes.is_ok_and(|bytes| bytes < BATCH_BYTES)
         };
         now.since(last) >= self.config.batch || !is_small()
@@ -206,7 +206,7 @@ impl Agent {
         });
         for one in &found.unreachable {
             let subject = name(one);
-            self.report_change(subject, Err(anyhow::anyhow!("{}", one.reason)));
+            self.report_outcome_change(subject, Err(anyhow::anyhow!("{}", one.reason)));
         }
         let hosts = found.hosts.into_iter().filter_map(|(host, ())| {
             let rule = rule_for(&self.config.service, &host.info.name)?;
@@ -251,7 +251,7 @@ impl Agent {
             profile,
             symbolization,
         } = take_profile(host, rule, &self.machine, &mut self.naming)?;
-        self.report_change(
+        self.report_outcome_change(
             format!("the names of {}", self.describe_host(host)),
             symbolization,
         );
@@ -318,7 +318,7 @@ impl Agent {
     /// Prints changes in the outcome of recurring work. `subject` is a text that names the work or its object, such as
     /// `the store`. An error is printed when it begins and, while it recurs, at doubling intervals; the first success
     /// after errors is printed, too.
-    fn report_change(&mut self, subject: String, outcome: anyhow::Result<()>) {
+    fn report_outcome_change(&mut self, subject: String, outcome: anyhow::Result<()>) {
         match outcome {
             Ok(()) if self.errors.clear(&subject) => note(&format!("{subject}: works again")),
             Ok(()) => {}

@@ -78,7 +78,7 @@ impl Attachments {
         let results: Vec<_> = self.results.1.try_iter().collect();
         let attempts = results
             .into_iter()
-            .map(|result| self.record_result(result))
+            .map(|result| self.record_attempt_result(result))
             .collect();
         let free = MAX_ATTEMPTS.saturating_sub(self.running.len());
         for candidate in candidates.into_iter().take(free) {
@@ -149,7 +149,7 @@ impl Attachments {
 
     /// Records the result of an attempt, so that a failed attempt is repeated only after a period. Returns the result
     /// with the process's name.
-    fn record_result(&mut self, (candidate, attempt): AttemptResult) -> Attempt {
+    fn record_attempt_result(&mut self, (candidate, attempt): AttemptResult) -> Attempt {
         let AttachCandidate {
             instance,
             pid,
@@ -171,7 +171,7 @@ impl Attachments {
         while !self.running.is_empty() {
             let remaining = deadline.saturating_duration_since(std::time::Instant::now());
             match self.results.1.recv_timeout(remaining) {
-                Ok(result) => attempts.push(self.record_result(result)),
+                Ok(result) => attempts.push(self.record_attempt_result(result)),
                 // This is the timeout: `self` has a sender, so the channel cannot be closed.
                 Err(_) => break,
             }

@@ -40,7 +40,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<ExitCode> {
         for (hour, object) in &found.counted {
             counted += 1;
             match read_rows(&store, table, object) {
-                Ok(rows) => names.add(hour, &rows),
+                Ok(rows) => names.add_stacks_of_file(hour, &rows),
                 Err(error) => findings.push(format!("{} is damaged: {error:#}", object.name)),
             }
         }
@@ -72,7 +72,7 @@ struct HourStacks {
 
 impl StackNames {
     /// Adds the stacks of a file of `hour`: those of its samples, with their bytes, and those that it names.
-    fn add(&mut self, hour: &Hour, rows: &Rows) {
+    fn add_stacks_of_file(&mut self, hour: &Hour, rows: &Rows) {
         let stacks = self.0.entry(hour.clone()).or_default();
         for (_, sample) in &rows.samples {
             let bytes = stacks.sampled.entry(sample.stack_id).or_default();

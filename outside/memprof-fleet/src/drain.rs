@@ -28,7 +28,7 @@ pub(crate) fn drain_spool(spool: &Spool, store: &ProfileStore) -> anyhow::Result
         let bytes = Bytes::from(fs::read(&outgoing.path).with_context(failed)?);
         let before = Instant::now();
         let created = store.create(&outgoing.name, bytes.clone())?;
-        let stored = store.head(&outgoing.name)?;
+        let stored = store.find_object(&outgoing.name)?;
         let stored = stored.filter(|object| object.size == bytes.len() as u64);
         let is_same = match (created, &stored) {
             (_, None) => false,

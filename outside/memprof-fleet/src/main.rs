@@ -54,7 +54,7 @@ mod web;
 use std::process::ExitCode;
 
 use clap::Parser;
-use memprof_output::{FAILED, error_code};
+use memprof_output::{FAILED, exit_code_of_error};
 
 use args::{Args, Command, FleetCommand, ProcessArgs, TargetArgs};
 use config::Config;
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
 
 /// Returns the exit code that the error carries; 1 if it carries none.
 fn exit_code_of(error: &anyhow::Error) -> u8 {
-    error_code(error).unwrap_or(FAILED)
+    exit_code_of_error(error).unwrap_or(FAILED)
 }
 
 /// Runs the command, and returns its exit code. An error may have an exit code of its own, see
@@ -78,7 +78,7 @@ fn exit_code_of(error: &anyhow::Error) -> u8 {
 fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.command {
         Command::Agent(agent) => agent::run(agent),
-        Command::Name(name) => naming::run_child(name),
+        Command::Name(name) => naming::run_symbolizer_child(name),
         Command::Fleet(FleetCommand::Views { engine, store }) => {
             views::run(*engine, &Config::read(store)?)
         }

@@ -38,7 +38,7 @@ pub(crate) struct Naming {
 
 /// Runs the child process that symbolizes: reads a dump from stdin, and writes its [`Heap`] to stdout as JSON. First
 /// limits this process's memory, and disables core files.
-pub(crate) fn run_child(args: &NameArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run_symbolizer_child(args: &NameArgs) -> anyhow::Result<ExitCode> {
     let limit = |bytes| Rlimit {
         current: Some(bytes),
         maximum: Some(bytes),
@@ -65,12 +65,12 @@ impl Naming {
         // This link leads to the running executable even if an update has replaced its file.
         let mut child = Command::new("/proc/self/exe");
         child.arg("name").arg(pid.to_string());
-        self.symbolize_with(instance, &mut child, dump, NAMING_TIMEOUT)
+        self.symbolize_by_child(instance, &mut child, dump, NAMING_TIMEOUT)
     }
 
     /// Starts `child`, which symbolizes a dump, and kills it after `timeout`. Fails if an earlier child for the same
     /// process is still stuck, or if `child` cannot be started, fails, or exceeds a limit.
-    fn symbolize_with(
+    fn symbolize_by_child(
         &mut self,
         instance: &str,
         child: &mut Command,
@@ -90,7 +90,7 @@ impl Naming {
         let start = Instant::now();
         let child = child.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = child.stderr(Stdio::piped()).spawn().map_err(failed)?;
-        let (heaps, errors) = match serve_pipes(&mut child, dump) {
+        let (heaps, errors) = match start_pipe_threads(&mut child, dump) {
             Ok(served) => served,
             Err(error) => {
                 self.kill_child(instance, child);
@@ -142,7 +142,7 @@ type Output = io::Result<Vec<u8>>;
 
 /// Starts threads that write a dump to a child's input, and read its output and its errors. Returns the receiver of the
 /// output, and the thread that returns the errors. Fails if a thread cannot be started.
-fn serve_pipes(
+fn start_pipe_threads(
     child: &mut Child,
     dump: &Arc<Vec<u8>>,
 ) -> io::Result<(Receiver<Output>, JoinHandle<Output>)> {
@@ -202,8 +202,12 @@ mod tests {
     fn complete_heap_of_child_is_returned() {
         let check = |script: &str, expected: Result<(), &str>| {
             let dump = Arc::new(b"dump".to_vec());
-            let result =
-                Naming::default().symbolize_with("i", &mut shell(script), &dump, NAMING_TIMEOUT);
+            let result = Naming::default().symbolize_by_child(
+                "i",
+                &mut shell(script),
+                &dump,
+                NAMING_TIMEOUT,
+            );
             match expected {
                 Ok(()) => assert_eq!(result, Ok(Heap::default()), "{script}"),
                 Err(text) => assert!(result.as_ref().unwrap_err().contains(text), "{result:?}"),
@@ -220,7 +224,7 @@ mod tests {
     fn hanging_child_is_killed_and_blocks_next_one() {
         let mut naming = Naming::default();
         let name = |naming: &mut Naming, instance: &str| {
-            naming.symbolize_with(
+            naming.symbolize_by_child(
                 instance,
                 &mut shell("exec sleep 1000"),
                 &Arc::default(),
@@ -256,7 +260,7 @@ mod tests {
         let mut child = shell(&format!("echo '{heap}'; exec >&- 2>&-; exec sleep 1000"));
         let mut naming = Naming::default();
         let limit = Duration::from_millis(500);
-        let named = naming.symbolize_with("i", &mut child, &Arc::default(), limit);
+        let named = naming.symbolize_by_child("i", &mut child, &Arc::default(), limit);
         assert!(named.unwrap_err().contains("not read after"));
     }
 }

@@ -117,7 +117,7 @@ mod tests {
         file.set_len(size).unwrap();
         file.write_all_at(tail, size - tail.len() as u64).unwrap();
         let store = ProfileStore::open(&format!("file://{}", directory.path().display())).unwrap();
-        let object = store.head("x").unwrap().unwrap();
+        let object = store.find_object("x").unwrap().unwrap();
         let reader = ObjectReader::open(&Arc::new(store), &object).unwrap();
         (directory, reader)
     }

@@ -18,7 +18,7 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 
 use crate::process_profile::{NamedStack, ProcessProfile, ProfileContext, Sample, SamplerCounts};
-use crate::store::content_name;
+use crate::store::file_name_from_content;
 use crate::time::Hour;
 
 /// Table, whose name is the prefix of its files.
@@ -106,7 +106,7 @@ pub(crate) fn build_store_files(
     for (hour, mut rows) in by_hour {
         for table in Table::ALL {
             if let Some(bytes) = rows.encode(table, None)? {
-                let (name, directory) = (content_name(&bytes), hour.directory());
+                let (name, directory) = (file_name_from_content(&bytes), hour.directory());
                 let name = format!(
                     "{INCOMING_FOLDER}/{}/{directory}/{name}.parquet",
                     table.name()

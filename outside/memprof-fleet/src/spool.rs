@@ -84,7 +84,7 @@ impl Spool {
     }
 
     /// Returns the total size in bytes of the profiles that wait for a batch.
-    pub(crate) fn dump_bytes(&self) -> anyhow::Result<u64> {
+    pub(crate) fn pending_profile_bytes(&self) -> anyhow::Result<u64> {
         total_bytes_in(&self.directory.join("dumps"))
     }
 
@@ -96,7 +96,7 @@ impl Spool {
         convert: impl Fn(&[ProcessProfile]) -> anyhow::Result<Vec<(String, Vec<u8>)>>,
     ) -> anyhow::Result<()> {
         let (dumps, batch) = (self.directory.join("dumps"), self.directory.join("batch"));
-        self.remove_converted()?;
+        self.remove_converted_profiles()?;
         // The first iteration finishes a batch that a killed agent left behind.
         for _ in 0..2 {
             if batch.exists() {
@@ -111,7 +111,7 @@ impl Spool {
                     }
                 }
                 rename_durably(&batch, &self.directory.join("done"))?;
-                self.remove_converted()?;
+                self.remove_converted_profiles()?;
             }
             if files_in(&dumps)?.is_empty() {
                 break;
@@ -144,7 +144,7 @@ impl Spool {
         let mut profiles = Vec::new();
         for file in files_in(directory)? {
             let read = match fs::read(&file) {
-                Err(error) if is_transient(&error) => {
+                Err(error) if is_transient_read_error(&error) => {
                     return Err(error).with_context(|| file.display().to_string());
                 }
                 read => read.map_err(anyhow::Error::from),
@@ -166,7 +166,7 @@ impl Spool {
 
     /// Deletes the profiles in done/, whose files for the store are complete. Does nothing if there are none. Fails if
     /// they cannot be deleted.
-    fn remove_converted(&self) -> anyhow::Result<()> {
+    fn remove_converted_profiles(&self) -> anyhow::Result<()> {
         let done = self.directory.join("done");
         match fs::remove_dir_all(&done) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -216,7 +216,7 @@ fn total_bytes_in(directory: &Path) -> anyhow::Result<u64> {
 }
 
 /// Returns whether a failure to read is due to the machine's state, for example a lack of memory, and not to the file.
-fn is_transient(error: &io::Error) -> bool {
+fn is_transient_read_error(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
         Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR | Errno::AGAIN)

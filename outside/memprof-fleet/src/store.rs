@@ -126,7 +126,7 @@ impl ProfileStore {
     /// server replies with a page for the object's name, too, but of another size. A store without an id counts as one
     /// of S3. Fails with exit code 3.
     fn require_s3(&self) -> anyhow::Result<()> {
-        match self.head(ID_OBJECT)? {
+        match self.find_object(ID_OBJECT)? {
             Some(object) if object.size != ID_BYTES as u64 => {
                 let message = format!("{}: {NOT_S3}", self.url);
                 Err(with_exit_code(UNREACHABLE, message))
@@ -135,8 +135,8 @@ impl ProfileStore {
         }
     }
 
-    /// Reads a whole object of at most `limit` bytes. Fails if the object is larger or does not exist, or the store cannot
-    /// be reached (exit code 3).
+    /// Reads a whole object of at most `limit` bytes. Fails if the object is larger or does not exist, or the store
+    /// cannot be reached (exit code 3).
     pub(crate) fn read(&self, name: &str, limit: u64) -> anyhow::Result<Bytes> {
         let read = async {
             let found = self.objects.get(&Path::from(name)).await?;
@@ -187,7 +187,7 @@ impl ProfileStore {
 
     /// Queries the size and the time of an object. `None` if it does not exist. Fails if the store cannot be reached
     /// (exit code 3).
-    pub(crate) fn head(&self, name: &str) -> anyhow::Result<Option<Object>> {
+    pub(crate) fn find_object(&self, name: &str) -> anyhow::Result<Option<Object>> {
         match self.runtime.block_on(self.objects.head(&Path::from(name))) {
             Ok(meta) => Ok(Some(Object {
                 name: name.to_owned(),
@@ -202,7 +202,7 @@ impl ProfileStore {
     /// Reads the store's id, by which agents notice that a store was replaced or emptied: the random bytes in the
     /// object `store-id`. Creates the object if it is missing. Fails if the store cannot be reached (exit code 3).
     pub(crate) fn read_or_create_id(&self) -> anyhow::Result<Bytes> {
-        if self.head(ID_OBJECT)?.is_none() {
+        if self.find_object(ID_OBJECT)?.is_none() {
             let mut random = [0; ID_BYTES];
             rustix::rand::getrandom(&mut random, GetRandomFlags::empty())?;
             // If another agent creates it first, its bytes are read below.
@@ -216,16 +216,16 @@ impl ProfileStore {
     pub(crate) fn read_clock(&self) -> anyhow::Result<Instant> {
         self.with_temporary_object("clock", |name| {
             self.create(name, Bytes::from_static(b"now"))?;
-            let object = self.head(name)?;
+            let object = self.find_object(name)?;
             let object = object
                 .with_context(|| format!("{}: {name} was written and is not there", self.url))?;
             Ok(object.written)
         })
     }
 
-    /// Calls `test` with the name of an object in `folder` that does not exist. Then deletes that object, also if `test`
-    /// fails: a request that fails may have created it. Fails if `test` fails, or the object cannot be deleted (exit
-    /// code 3).
+    /// Calls `test` with the name of an object in `folder` that does not exist. Then deletes that object, also if
+    /// `test` fails: a request that fails may have created it. Fails if `test` fails, or the object cannot be deleted
+    /// (exit code 3).
     pub(crate) fn with_temporary_object<T>(
         &self,
         folder: &str,
@@ -378,7 +378,7 @@ fn is_true(value: &str) -> bool {
 }
 
 /// Returns the name of a file with these bytes: the first 16 bytes of their SHA-256 in hex.
-pub(crate) fn content_name(bytes: &[u8]) -> String {
+pub(crate) fn file_name_from_content(bytes: &[u8]) -> String {
     let digest = Sha256::digest(bytes);
     digest[..16]
         .iter()

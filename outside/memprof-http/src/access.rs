@@ -130,7 +130,7 @@ impl Access {
                 if rest.is_empty() {
                     return Ok(Admission::RedirectToSlash(base.last_component_with_slash()));
                 }
-                set_path(request, &rest)?;
+                set_request_path(request, &rest)?;
             }
             request.extensions_mut().insert(base);
         }
@@ -145,7 +145,7 @@ impl Access {
                     return Ok(Admission::RedirectToSlash(format!("{given}/")));
                 }
                 let rest = format!("/{rest}");
-                set_path(request, &rest)?;
+                set_request_path(request, &rest)?;
                 Ok(Admission::Allow)
             }
             _ if is_allowed || bearer_token(request.headers()).is_some_and(matches_token) => {
@@ -273,7 +273,7 @@ fn without_port(authority: &str) -> &str {
 
 /// Replaces a request's path, and keeps its query. Drops the authority of an absolute URI, which was checked before.
 /// Fails with `invalid_argument` if the new path is malformed.
-fn set_path(request: &mut Request, path: &str) -> Result<()> {
+fn set_request_path(request: &mut Request, path: &str) -> Result<()> {
     let query = request.uri().query().map(|query| format!("?{query}"));
     let new = format!("{path}{}", query.unwrap_or_default());
     let new = new.parse::<PathAndQuery>();
@@ -295,7 +295,7 @@ fn merge_slashes(request: &mut Request) -> Result<()> {
             merged.push(character);
         }
     }
-    set_path(request, &merged)
+    set_request_path(request, &merged)
 }
 
 /// Returns the error 401 for a client that is not allowed; `token` is the server's. If the client could be allowed as a

@@ -77,7 +77,7 @@ async fn forward_message(
     message: &'static str,
     arguments: &RequestArguments,
 ) -> Result<Response> {
-    reply_response(host.send_message(message, &arguments.pairs()).await?)
+    response_from_reply(host.send_message(message, &arguments.pairs()).await?)
 }
 
 /// The part of a forwarded reply that determines its status and content type.
@@ -88,7 +88,7 @@ struct ReplyPeek {
 
 /// Returns the plugin's reply as a response, JSON or text. Fails with the error in the reply if the status is not 0.
 /// Only a reply with `findings` (of `doctor`) is a success, whatever its status.
-fn reply_response(reply: PluginReply) -> Result<Response> {
+fn response_from_reply(reply: PluginReply) -> Result<Response> {
     let peek: Option<ReplyPeek> = serde_json::from_slice(&reply.body).ok();
     let is_finding = peek.as_ref().is_some_and(|peek| peek.findings.is_some());
     if reply.status != 0 && !is_finding {
@@ -116,7 +116,7 @@ async fn take_dump(
 
 /// Lists the kept dumps, newest first.
 async fn list_kept_dumps(RequestHost(host): RequestHost) -> Result<Response> {
-    let dumps = host.kept_dumps().await?;
+    let dumps = host.request_kept_dumps().await?;
     Ok(Json(DumpList { dumps }).into_response())
 }
 
@@ -139,7 +139,7 @@ async fn serve_kept_dump(
 /// Lists the running hosts, like `memprof ps`: those that answer, and separately those that do not.
 pub(crate) async fn list_hosts(State(hosts): State<SharedHosts>) -> Result<Response> {
     let (listed, silent) = discover_when_permitted(move || hosts.list()).await?;
-    let hosts = listed.into_iter().map(HostRow::from_listed).collect();
+    let hosts = listed.into_iter().map(HostRow::from_listed_host).collect();
     let silent = silent.into_iter().map(SilentRow::from).collect();
     Ok(Json(HostRows { hosts, silent }).into_response())
 }
@@ -188,7 +188,7 @@ struct HostRow {
 impl HostRow {
     /// Converts a host to a row of the list. A host that did not reply to `status` counts as one that cannot be
     /// profiled, without allocators.
-    fn from_listed(host: ListedHost) -> Self {
+    fn from_listed_host(host: ListedHost) -> Self {
         let ListedHost { pid, info, status } = host;
         let allocators = status.iter().flat_map(|status| &status.allocators);
         let allocators = allocators.map(ToString::to_string).collect();

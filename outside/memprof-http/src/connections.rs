@@ -210,8 +210,8 @@ impl ConnectionState {
                 if deadline.is_some_and(|deadline| deadline <= now) {
                     return;
                 }
-                // A deadline that is set meanwhile may be earlier than this one, but not than that of a shortest timeout
-                // from now on.
+                // A deadline that is set meanwhile may be earlier than this one, but not than that of a shortest
+                // timeout from now on.
                 let next_check = now + SHORTEST_TIMEOUT;
                 sleep_until(deadline.map_or(next_check, |deadline| deadline.min(next_check))).await;
             }
@@ -306,11 +306,11 @@ impl MemoryReservation {
     /// Reserves `bytes` more, evicting slow connections if necessary. Returns false, and reserves nothing, if too many
     /// bytes are reserved.
     pub(crate) fn grow(&mut self, bytes: usize) -> bool {
-        self.grow_at(Instant::now(), bytes)
+        self.grow_at_time(Instant::now(), bytes)
     }
 
     /// Like [`grow`](Self::grow), but at the time `now`, up to which the waits of connections count.
-    fn grow_at(&mut self, now: Instant, bytes: usize) -> bool {
+    fn grow_at_time(&mut self, now: Instant, bytes: usize) -> bool {
         let is_reserved = self
             .slot
             .clients
@@ -404,20 +404,20 @@ mod tests {
         slow.client.record_write(false);
         // A few bytes are always available, and a client that is briefly busy keeps its slot.
         assert!(
-            reservations[2].grow_at(start, ALWAYS_FREE_BYTES)
-                && !reservations[2].grow_at(start, MAX_RESERVED_BYTES / 4)
+            reservations[2].grow_at_time(start, ALWAYS_FREE_BYTES)
+                && !reservations[2].grow_at_time(start, MAX_RESERVED_BYTES / 4)
         );
         assert!(!is_evicted(slow));
         let later = Instant::now() + 2 * EVICTION_GRACE;
-        assert!(reservations[2].grow_at(later, MAX_RESERVED_BYTES / 4) && is_evicted(slow));
+        assert!(reservations[2].grow_at_time(later, MAX_RESERVED_BYTES / 4) && is_evicted(slow));
         // No other connection can be evicted now.
-        assert!(!reservations[2].grow_at(later, MAX_RESERVED_BYTES / 2));
+        assert!(!reservations[2].grow_at_time(later, MAX_RESERVED_BYTES / 2));
         let [_, second, _] = reservations;
         drop(second);
         assert!(
             honest
                 .empty_reservation()
-                .grow_at(later, MAX_RESERVED_BYTES / 2)
+                .grow_at_time(later, MAX_RESERVED_BYTES / 2)
         );
     }
 

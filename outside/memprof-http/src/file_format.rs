@@ -84,12 +84,17 @@ impl FileFormat {
 
     /// Returns an HTTP response that shows `bytes` as a file. `name` is the file's name without its extension, and goes
     /// into a quoted header value as it is.
-    pub fn reply(&self, name: &str, bytes: Bytes) -> Response {
-        self.streamed_reply(self.content_type.to_owned(), name, bytes.into())
+    pub fn file_response(&self, name: &str, bytes: Bytes) -> Response {
+        self.streamed_file_response(self.content_type.to_owned(), name, bytes.into())
     }
 
-    /// Like [`reply`](Self::reply), but with another content type and a streamed body.
-    pub(crate) fn streamed_reply(&self, content_type: String, name: &str, body: Body) -> Response {
+    /// Like [`file_response`](Self::file_response), but with another content type and a streamed body.
+    pub(crate) fn streamed_file_response(
+        &self,
+        content_type: String,
+        name: &str,
+        body: Body,
+    ) -> Response {
         let file = format!("inline; filename=\"{name}.{}\"", self.extension);
         let headers = [
             (CONTENT_TYPE, content_type),

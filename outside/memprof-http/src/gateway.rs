@@ -101,7 +101,7 @@ impl Gateway {
 
     /// Sends a message, and parses the JSON reply as `T`. Fails if the host does not answer, or its reply is an error
     /// or no `T`.
-    pub(crate) async fn send_typed<T: DeserializeOwned>(
+    pub(crate) async fn send_and_parse_reply<T: DeserializeOwned>(
         &self,
         message: &'static str,
         args: &[(&str, &str)],
@@ -110,25 +110,27 @@ impl Gateway {
     }
 
     /// Sends a message, and ignores the content of a successful reply. Fails if the reply is an error or no JSON.
-    pub(crate) async fn send_and_check(
+    pub(crate) async fn send_expecting_success(
         &self,
         message: &'static str,
         args: &[(&str, &str)],
     ) -> Result<()> {
-        self.send_typed::<IgnoredAny>(message, args).await.map(drop)
+        self.send_and_parse_reply::<IgnoredAny>(message, args)
+            .await
+            .map(drop)
     }
 
     /// Returns the reply to `status`: whether the plugin samples, and which allocators there are.
-    pub(crate) async fn status(&self) -> Result<ProfilerStatus> {
-        self.send_typed("status", &[]).await
+    pub(crate) async fn request_status(&self) -> Result<ProfilerStatus> {
+        self.send_and_parse_reply("status", &[]).await
     }
 
     /// Returns the allocators' statistics, without writing them to the host's log, because the client reads the reply.
     /// `opts` are options of jemalloc's `malloc_stats_print`; without them, the plugin chooses.
-    pub(crate) async fn stats(&self, opts: Option<&str>) -> Result<Vec<Stats>> {
+    pub(crate) async fn request_stats(&self, opts: Option<&str>) -> Result<Vec<Stats>> {
         let opts = opts.map(|opts| ("opts", opts));
         let args: Vec<_> = [("log", "off")].into_iter().chain(opts).collect();
-        let stats: PerAllocator<Stats> = self.send_typed("stats", &args).await?;
+        let stats: PerAllocator<Stats> = self.send_and_parse_reply("stats", &args).await?;
         Ok(stats.allocators)
     }
 
@@ -179,15 +181,15 @@ impl Gateway {
     }
 
     /// Returns the kept dumps, newest first.
-    pub(crate) async fn kept_dumps(&self) -> Result<Vec<KeptDump>> {
-        let kept: DumpList = self.send_typed("list", &[]).await?;
+    pub(crate) async fn request_kept_dumps(&self) -> Result<Vec<KeptDump>> {
+        let kept: DumpList = self.send_and_parse_reply("list", &[]).await?;
         Ok(kept.dumps)
     }
 
     /// Returns the statistics texts of all allocators in one text. `opts` are options of jemalloc's
     /// `malloc_stats_print`; without them, the plugin chooses.
     pub(crate) async fn stats_text(&self, opts: Option<&str>) -> Result<String> {
-        let stats = self.stats(opts).await?;
+        let stats = self.request_stats(opts).await?;
         Ok(stats.into_iter().map(|each| each.report).collect())
     }
 
@@ -198,7 +200,7 @@ impl Gateway {
         // The host cuts a long text, which makes JSON invalid. Options of malloc_stats_print: J is JSON; a omits single
         // arenas, b bins, l large objects, x mutexes.
         for opts in ["J", "Ja", "Jablx"] {
-            let stats = self.stats(Some(opts)).await?;
+            let stats = self.request_stats(Some(opts)).await?;
             let largest = stats.into_iter().max_by_key(|each| match each.totals {
                 Some(HeapUsage::Detailed(figures)) => Some(figures.allocated),
                 Some(HeapUsage::CommittedOnly { .. }) | None => None,

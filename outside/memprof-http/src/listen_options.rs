@@ -90,7 +90,7 @@ impl ListenOptions {
         let mut names = self.allow_host.clone();
         names.extend(self.listen.host_name.clone());
         if !listen.ip().is_unspecified() {
-            names.push(without_port(listen));
+            names.push(format_without_port(listen));
         }
         let token = self.token_file.as_deref().map(Token::read).transpose()?;
         let admits = token.map_or(AccessRule::User(None), AccessRule::Bearer);
@@ -144,7 +144,7 @@ impl ListenOptions {
 }
 
 /// Formats an address without its port, as in a `Host` header: IPv6 in brackets.
-fn without_port(address: SocketAddr) -> String {
+fn format_without_port(address: SocketAddr) -> String {
     match address {
         SocketAddr::V4(address) => address.ip().to_string(),
         SocketAddr::V6(address) => format!("[{}]", address.ip()),

@@ -115,8 +115,8 @@ pub(crate) async fn serve_all_metrics(State(hosts): State<SharedHosts>) -> Resul
 /// Queries the replies from which the metrics of one host are built. `labels` are added to each metric. Fails if the
 /// host does not answer, or replies with an error. If no dump can be read, only the memory by label is missing.
 async fn query_host(host: &Gateway, labels: Labels) -> Result<HostReplies> {
-    let status = host.status().await?;
-    let ledger = host.send_typed("ledger", &[]).await?;
+    let status = host.request_status().await?;
+    let ledger = host.send_and_parse_reply("ledger", &[]).await?;
     let stats = query_allocator_stats(host).await?;
     let label_usage = match status.labels.is_empty() {
         true => None,
@@ -135,7 +135,7 @@ async fn query_host(host: &Gateway, labels: Labels) -> Result<HostReplies> {
 /// Queries the allocators' totals. `None` if the host is busy, or no allocator has totals. Fails for every other error.
 async fn query_allocator_stats(host: &Gateway) -> Result<Option<Vec<Stats>>> {
     // Omits the long text report, which metrics do not use.
-    match host.stats(Some("gmdablxeh")).await {
+    match host.request_stats(Some("gmdablxeh")).await {
         Ok(stats) => Ok(Some(stats)),
         Err(problem) if matches!(problem.kind(), "busy" | "unavailable" | "unsupported") => {
             Ok(None)
@@ -299,7 +299,7 @@ const MAX_VALUES: usize = 20;
 /// dump of this process is kept. Fails if the host or the dump cannot be read.
 async fn read_newest_label_usage(host: &Gateway) -> Result<Option<LabelUsageAt>> {
     let pid = host.host_info().await?.pid;
-    let mut kept = host.kept_dumps().await?.into_iter();
+    let mut kept = host.request_kept_dumps().await?.into_iter();
     let Some(dump) = kept.find(|dump| dump.pid == pid && dump.kind == ProfileKind::Heap) else {
         return Ok(None);
     };

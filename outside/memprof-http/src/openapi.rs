@@ -46,13 +46,13 @@ const ID: &str = "A kept dump's id, from the list";
 fn global_routes() -> [Route; 3] {
     let hosts = Content::Json(SchemaGenerator::subschema_for::<HostRows>);
     [
-        Route::get("/api/v1/hosts", "The hosts that run", hosts),
-        Route::get(
+        Route::for_get("/api/v1/hosts", "The hosts that run", hosts),
+        Route::for_get(
             "/targets",
             "The hosts as scrapers discover them",
             Content::Other(JSON),
         ),
-        Route::get(
+        Route::for_get(
             "/api/v1/openapi.json",
             "This document",
             Content::Other(JSON),
@@ -64,7 +64,7 @@ fn global_routes() -> [Route; 3] {
 fn host_routes() -> Vec<Route> {
     let mut routes: Vec<_> = forwarded_messages().map(Route::for_message).collect();
     routes.extend(find_message("dump").map(Route::for_message));
-    routes.push(Route::get(
+    routes.push(Route::for_get(
         "/api/v1/dumps",
         "The kept heap profiles, newest first",
         Content::Json(SchemaGenerator::subschema_for::<DumpList>),
@@ -76,13 +76,13 @@ fn host_routes() -> Vec<Route> {
     };
     routes.push(Route {
         parameters: REPORT_PARAMETERS.map(described).to_vec(),
-        ..Route::get(
+        ..Route::for_get(
             "/api/v1/dumps/{id}",
             "A kept heap profile in any format",
             Content::Other("*/*"),
         )
     });
-    routes.push(Route::get(
+    routes.push(Route::for_get(
         "/metrics",
         "Figures for Prometheus",
         Content::Other("application/openmetrics-text"),
@@ -92,7 +92,7 @@ fn host_routes() -> Vec<Route> {
 
 impl Route {
     /// Creates the description of a GET route without parameters.
-    fn get(path: &str, summary: &'static str, reply: Content) -> Self {
+    fn for_get(path: &str, summary: &'static str, reply: Content) -> Self {
         Self {
             method: "get",
             path: path.to_owned(),
@@ -111,7 +111,7 @@ impl Route {
                 Effect::Mutating => "post",
             },
             parameters: message.arguments.iter().map(parameter).collect(),
-            ..Self::get(
+            ..Self::for_get(
                 &format!("/api/v1/{}", message.name),
                 message.help,
                 Content::Message(message.reply),

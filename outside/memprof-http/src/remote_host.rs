@@ -93,11 +93,11 @@ impl RemoteHost {
     /// name.
     fn connect(&self) -> Result<Client, HostUnavailable> {
         let name = match &self.selector {
-            HostSelector::Socket(socket) => return connect_to(socket),
+            HostSelector::Socket(socket) => return connect_to_socket(socket),
             HostSelector::Named(name) => name,
         };
         let last_socket = self.lock_last_socket().clone();
-        if let Some(Ok(client)) = last_socket.map(|socket| connect_to(&socket)) {
+        if let Some(Ok(client)) = last_socket.map(|socket| connect_to_socket(&socket)) {
             return Ok(client);
         }
         let mut hosts = running_hosts();
@@ -105,7 +105,7 @@ impl RemoteHost {
         match hosts.as_slice() {
             [host] => {
                 *self.lock_last_socket() = Some(host.socket.clone());
-                connect_to(&host.socket)
+                connect_to_socket(&host.socket)
             }
             [] => Err(HostUnavailable(format!("no host is named {name:?}"))),
             _ => Err(HostUnavailable(format!(
@@ -158,7 +158,7 @@ impl HostClient for RemoteHost {
 }
 
 /// Connects to a control socket. An error names the path of the socket.
-fn connect_to(socket: &Path) -> Result<Client, HostUnavailable> {
+fn connect_to_socket(socket: &Path) -> Result<Client, HostUnavailable> {
     Client::connect(socket)
         .map_err(|error| HostUnavailable(format!("{}: {error}", socket.display())))
 }

@@ -32,7 +32,7 @@ impl RenderCache {
     {
         let cell = self.touch_or_add_cell(key);
         let report = cell.get_or_try_init(render).await?.clone();
-        self.evict_oldest();
+        self.evict_oldest_reports();
         Ok(report)
     }
 
@@ -50,7 +50,7 @@ impl RenderCache {
     }
 
     /// Removes the least recently used reports until at most `MAX_REPORTS` (64) with `MAX_BYTES` (32 MiB) remain.
-    fn evict_oldest(&self) {
+    fn evict_oldest_reports(&self) {
         let mut cells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let size = |cell: &RenderCell| cell.get().map_or(0, Bytes::len);
         let mut bytes: usize = cells.iter().map(|(_, cell)| size(cell)).sum();

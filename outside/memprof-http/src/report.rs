@@ -15,8 +15,8 @@ use crate::gateway::{Gateway, HostProcess, OpenDump, run_blocking, unknown_dump_
 use crate::problem::{Problem, Result};
 use crate::report_query::ReportQuery;
 
-/// Most bytes of a dump that is rendered, after decompression: a client uploads any bytes, and a host passes any file. A
-/// dump of memprof's sampler has some MiB.
+/// Most bytes of a dump that is rendered, after decompression: a client uploads any bytes, and a host passes any file.
+/// A dump of memprof's sampler has some MiB.
 const MAX_DUMP_BYTES: u64 = 256 << 20;
 
 impl ReportQuery {
@@ -38,7 +38,7 @@ impl ReportQuery {
         let name = dump.origin.id.clone();
         let profile =
             render_dump_when_permitted(host, dump, since, self.to_options(Format::Pprof)?);
-        Ok(FileFormat::from_name("pprof")?.reply(&name, profile.await?))
+        Ok(FileFormat::from_name("pprof")?.file_response(&name, profile.await?))
     }
 
     /// Like [`render_new_dump`](Self::render_new_dump), but if graphviz, which draws call graphs, is missing, renders a
@@ -73,10 +73,10 @@ impl ReportQuery {
                 }
                 let dump = host.open_kept_dump(id).await?;
                 let content_type = dump.content_type.clone();
-                Ok(format.streamed_reply(content_type, id, stream_dump(dump).await?))
+                Ok(format.streamed_file_response(content_type, id, stream_dump(dump).await?))
             }
             FormatSource::Rendered(rendered) => {
-                Ok(format.reply(id, self.get_or_render_report(host, id, rendered).await?))
+                Ok(format.file_response(id, self.get_or_render_report(host, id, rendered).await?))
             }
         }
     }
@@ -115,7 +115,7 @@ pub(crate) async fn usage_by_label(
         with_render_permit(move || {
             let mut dump = BufReader::with_capacity(chunked_body::CHUNK_BYTES, dump);
             let usage = memprof_report::usage_by_label(&mut dump, &dump_limits(), max);
-            let usage = usage.map_err(report_problem)?;
+            let usage = usage.map_err(problem_from_report_error)?;
             let json = serde_json::to_vec(&usage);
             json.map(Bytes::from)
                 .map_err(|error| Problem::internal(error.to_string()))
@@ -153,7 +153,9 @@ pub(crate) async fn stream_as_tcmalloc(host: &Gateway, dump: OpenDump) -> Result
             ..Options::default()
         };
         let named = memprof_report::read_profile(input, Some(&sources), &options, &|_, _| {});
-        Ok(named.map_err(report_problem)?.allocator_addresses())
+        Ok(named
+            .map_err(problem_from_report_error)?
+            .allocator_addresses())
     })
     .await?;
     chunked_body::stream_body(move |out| {
@@ -197,16 +199,16 @@ pub(crate) async fn render_uploaded_flamegraph(host: &Gateway, dump: Bytes) -> R
         ..Options::default()
     };
     let svg = with_render_permit(move || {
-        render_dump(dump, None, process, options).map_err(upload_problem)
+        render_dump(dump, None, process, options).map_err(problem_from_upload_error)
     });
-    Ok(FileFormat::from_name("flamegraph")?.reply("upload", svg.await?))
+    Ok(FileFormat::from_name("flamegraph")?.file_response("upload", svg.await?))
 }
 
 /// Converts an error of a report on an uploaded dump. The dump is the client's, so an unreadable one is an invalid
 /// request; other errors are the server's.
-fn upload_problem(error: Error) -> Problem {
+fn problem_from_upload_error(error: Error) -> Problem {
     let is_clients = is_input_error(&error);
-    let problem = report_problem(error);
+    let problem = problem_from_report_error(error);
     match is_clients {
         true => Problem::invalid(problem.error.message),
         false => problem,
@@ -229,7 +231,7 @@ fn is_input_error(error: &Error) -> bool {
 
 /// Converts an error of a report. The error of a dump that is too large gets a remedy. Options that contradict each
 /// other or do not fit the dump are a conflict: each parameter was valid when it was parsed.
-fn report_problem(error: Error) -> Problem {
+fn problem_from_report_error(error: Error) -> Problem {
     let is_limit = match &error {
         Error::Input { source, .. } => matches!(**source, Error::Limit { .. }),
         error => matches!(error, Error::Limit { .. }),
@@ -346,7 +348,7 @@ async fn render_dump_when_permitted(
     with_render_permit(move || {
         let base = base.map(PendingDump::into_readable);
         let report = render_dump(dump.into_readable(), base, process, options);
-        report.map_err(report_problem)
+        report.map_err(problem_from_report_error)
     })
     .await
 }
@@ -395,7 +397,7 @@ mod tests {
                 source: Box::new(source),
             };
             let text = error.to_string();
-            let problem = upload_problem(wrapped(error));
+            let problem = problem_from_upload_error(wrapped(error));
             assert_eq!(problem.kind(), expected, "{text}");
             assert!(problem.error.message.contains(&text), "{problem:?}");
         };
@@ -454,7 +456,7 @@ mod tests {
             visible_pid: None,
         };
         let error = render_dump(dump, None, process, Options::default()).unwrap_err();
-        let problem = report_problem(error);
+        let problem = problem_from_report_error(error);
         assert_eq!(
             (problem.kind(), &*problem.error.message),
             (

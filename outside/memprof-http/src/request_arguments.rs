@@ -47,7 +47,7 @@ impl RequestArguments {
             .chain(body_arguments)
         {
             check_key(&key)?;
-            if arguments.has(&key) {
+            if arguments.has_argument(&key) {
                 let message = format!("the argument {key:?} is there twice");
                 return Err(Problem::invalid(message).remedy("send each argument once"));
             }
@@ -62,13 +62,13 @@ impl RequestArguments {
     }
 
     /// Returns whether the request has an argument with the key `key`.
-    pub(crate) fn has(&self, key: &str) -> bool {
+    pub(crate) fn has_argument(&self, key: &str) -> bool {
         self.0.iter().any(|(known, _)| known == key)
     }
 
     /// Adds the argument `key` with `value`, unless the request has one with that key.
     pub(crate) fn set_default(&mut self, key: &str, value: &str) {
-        if !self.has(key) {
+        if !self.has_argument(key) {
             self.0.push((key.to_owned(), value.to_owned()));
         }
     }

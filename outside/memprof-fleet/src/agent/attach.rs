@@ -24,7 +24,7 @@ impl Agent {
             .start_attempts(&self.config.service, &hosts, &self.machine);
         let attempts = match attempts {
             Ok(attempts) => attempts,
-            Err(error) => return self.report_change("attaching".to_owned(), Err(error)),
+            Err(error) => return self.report_outcome_change("attaching".to_owned(), Err(error)),
         };
         self.report_attempts(attempts);
     }
@@ -36,7 +36,7 @@ impl Agent {
             if attempt.is_ok() {
                 print_stderr(&format!("memprof: {}: attached", one_line(&name)));
             }
-            self.report_change(name, attempt);
+            self.report_outcome_change(name, attempt);
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::mpsc::Receiver;
 use memprof_host::{DiscoveryScope, discover_hosts};
 
 use super::Agent;
-use crate::bus::{AgentEvent, AgentReply, DumpRequest, agent_id, agent_process};
+use crate::bus::{AgentEvent, AgentReply, DumpRequest, agent_id, describe_agent_process};
 use crate::drain::drain_spool;
 use crate::policy::{is_in_share, rule_for};
 
@@ -38,7 +38,7 @@ impl Agent {
             let selected: Vec<_> = (0..requests.len())
                 .filter(|index| selects(&requests[*index]))
                 .collect();
-            let mut reply = agent_process(&name, &host, String::new());
+            let mut reply = describe_agent_process(&name, &host, String::new());
             if selected
                 .iter()
                 .any(|index| !requests[*index].request.dry_run)
@@ -68,7 +68,7 @@ impl Agent {
             .flush_batch()
             .and_then(|()| drain_spool(&self.spool, &self.store))
             .map(drop);
-        self.report_change("the store".to_owned(), stored);
+        self.report_outcome_change("the store".to_owned(), stored);
         for (request, processes) in requests.into_iter().zip(counts) {
             let host = self.machine.name.clone();
             let agent = agent_id().to_owned();

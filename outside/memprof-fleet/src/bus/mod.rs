@@ -18,7 +18,7 @@ use crate::config::Nats;
 use crate::target::Target;
 use crate::tls::is_untrusted_certificate_error;
 
-pub(crate) use responder::{AgentEvent, DumpRequest, agent_process, serve_requests};
+pub(crate) use responder::{AgentEvent, DumpRequest, describe_agent_process, serve_requests};
 
 /// Longest time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

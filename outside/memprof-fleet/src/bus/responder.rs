@@ -107,7 +107,7 @@ impl BusLog {
     }
 
     /// Prints an error of a request: the first one of its kind, and then at doubling intervals.
-    fn note_request(&self, error: &str) {
+    fn note_request_error(&self, error: &str) {
         let line = self
             .lock_errors()
             .record_error(Self::REQUESTS, error, Uptime::now());
@@ -168,19 +168,19 @@ async fn handle_message(
         message.reply,
         serde_json::from_slice::<AgentRequest>(&message.payload),
     ) else {
-        return log.note_request(&format!(
+        return log.note_request_error(&format!(
             "ignored a request at {} that is not memprof's",
             message.subject
         ));
     };
     if !is_inbox(&inbox) {
-        return log.note_request(&format!(
+        return log.note_request_error(&format!(
             "ignored a request at {}: it wants its answer at {inbox}, which is no inbox",
             message.subject
         ));
     }
     let Ok(_permit) = OPEN_REQUESTS.try_acquire() else {
-        return log.note_request(&format!(
+        return log.note_request_error(&format!(
             "ignored a request at {}: {MAX_OPEN_REQUESTS} others wait for their answers",
             message.subject
         ));
@@ -214,7 +214,7 @@ async fn handle_message(
         // A reply has only texts and numbers, so serializing it cannot fail.
         let bytes: Bytes = serde_json::to_vec(&reply).unwrap_or_default().into();
         if let Err(error) = client.publish(inbox.clone(), bytes).await {
-            log.note_request(&format!("a reply was not sent: {error}"));
+            log.note_request_error(&format!("a reply was not sent: {error}"));
         }
     }
 }
@@ -239,7 +239,7 @@ fn reply_with_processes(host: &str, request: &AgentRequest, replies: &UnboundedS
         processes += 1;
         // Sending fails only if the task that reads the replies has ended.
         replies
-            .send(AgentReply::Process(agent_process(
+            .send(AgentReply::Process(describe_agent_process(
                 host, &running, profiling,
             )))
             .unwrap_or_default();
@@ -254,7 +254,11 @@ fn reply_with_processes(host: &str, request: &AgentRequest, replies: &UnboundedS
 
 /// Describes a running host for a reply, with its resident memory from /proc. `profiling` is the state of its profiler,
 /// or the error of the query for that state.
-pub(crate) fn agent_process(host: &str, running: &RunningHost, profiling: String) -> AgentProcess {
+pub(crate) fn describe_agent_process(
+    host: &str,
+    running: &RunningHost,
+    profiling: String,
+) -> AgentProcess {
     AgentProcess {
         host: host.to_owned(),
         agent: agent_id().to_owned(),

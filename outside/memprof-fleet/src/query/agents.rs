@@ -128,7 +128,7 @@ fn request_and_print_processes(
     }
     note(&format!(
         "{} agents answered",
-        agents.len() - unfinished_count(&agents)
+        agents.len() - unfinished_agent_count(&agents)
     ));
     for (host, reason) in &missing {
         note(&format!("missing: {host}: {reason}"));
@@ -150,7 +150,7 @@ fn request_and_print_processes(
 
 /// Returns the number of agents whose replies are incomplete: an agent has not announced its number of processes, or
 /// that number is not the one that was received.
-fn unfinished_count(agents: &Agents) -> usize {
+fn unfinished_agent_count(agents: &Agents) -> usize {
     agents
         .values()
         .filter(|(received, announced)| *announced != Some(*received))
@@ -279,7 +279,7 @@ async fn request_replies(
         }
         let now = Instant::now();
         let is_quiet = now >= announce_end && now >= last_reply + QUIET_TIMEOUT;
-        let is_done = is_quiet && unfinished_count(&replies.agents) == 0;
+        let is_done = is_quiet && unfinished_agent_count(&replies.agents) == 0;
         if is_done || now >= deadline {
             return Ok(replies);
         }
@@ -325,7 +325,7 @@ mod tests {
                 .iter()
                 .map(|(host, agent)| (((*host).to_owned(), (*agent).to_owned()), (1, Some(1))));
             let agents = agents.collect();
-            assert_eq!(unfinished_count(&agents), 0);
+            assert_eq!(unfinished_agent_count(&agents), 0);
             assert!(
                 shared_machine_names(&agents).iter().eq(expected),
                 "{expected:?}"

@@ -73,7 +73,7 @@ fn sum_by_stack(
 ) -> anyhow::Result<SymbolizedProfile> {
     let profiles = query.read_selected_profiles(build)?;
     let weights = Weights::new(&profiles, weighting);
-    note_counts(query, &profiles, &weights);
+    note_profile_counts(query, &profiles, &weights);
     let mut symbolized =
         build_symbolized_profile(query, &read_weighted_sums(query, &profiles, &weights)?)?;
     let counts = newest_profiles(&profiles).filter_map(|profile| profile.sampler);
@@ -122,7 +122,7 @@ impl QueryResult {
 }
 
 /// Adds a note with the numbers of profiles and processes, and the builds.
-fn note_counts(query: &ProfileQuery, profiles: &[Profile], weights: &Weights) {
+fn note_profile_counts(query: &ProfileQuery, profiles: &[Profile], weights: &Weights) {
     let (processes, count) = (weights.process_count(), weights.profile_count());
     let mut builds: Vec<_> = profiles
         .iter()

@@ -135,7 +135,7 @@ async fn serve_profile(State(server): Server, params: QueryExtractor) -> Result<
             .with_notes(query.notes.texts());
         result.render(&query, options).map_err(problem_from_error)
     });
-    Ok(format.reply("fleet", bytes.await?.into()))
+    Ok(format.file_response("fleet", bytes.await?.into()))
 }
 
 /// Opens the store and runs `work` on it, on a thread that may block, as soon as a permit for one of

@@ -91,7 +91,7 @@ async fn serve_growth(RequestHost(host): RequestHost) -> Result<Response> {
 /// largest one's profile is streamed.
 async fn stream_new_growth_profile(host: &Gateway) -> Result<Body> {
     let dump = host
-        .send_typed::<DumpReply>("dump", &GROWTH_ARGUMENTS)
+        .send_and_parse_reply::<DumpReply>("dump", &GROWTH_ARGUMENTS)
         .await?;
     stream_as_tcmalloc(host, host.open_kept_dump(&dump.fields.largest.id).await?).await
 }

@@ -90,32 +90,32 @@ async fn serve_profile(
 
 /// Serves whether profiling is active, as `{"active": …}`.
 async fn serve_status(RequestHost(host): RequestHost) -> Result<Response> {
-    let status = host.status().await?;
+    let status = host.request_status().await?;
     Ok(active_reply(status.profiling == Profiling::Active))
 }
 
 /// Activates profiling. Fails with the plugin's error.
 async fn activate_profiling(RequestHost(host): RequestHost) -> Result<&'static str> {
-    host.send_and_check("activate", &[]).await?;
+    host.send_expecting_success("activate", &[]).await?;
     Ok("Heap profiling activated")
 }
 
 /// Deactivates profiling. Fails with the plugin's error or, as GreptimeDB does, with status 400 if profiling is
 /// unavailable.
 async fn deactivate_profiling(RequestHost(host): RequestHost) -> Result<&'static str> {
-    let status = host.status().await?;
+    let status = host.request_status().await?;
     if status.profiling == Profiling::Unavailable {
         let reason = status.reason.unwrap_or_default();
         let problem = Problem::new(StatusCode::BAD_REQUEST, "unavailable", reason);
         return Err(problem.remedy(status.remedy.unwrap_or_default()).into());
     }
-    host.send_and_check("deactivate", &[]).await?;
+    host.send_expecting_success("deactivate", &[]).await?;
     Ok("Heap profiling deactivated")
 }
 
 /// Serves whether automatic dumps at new high-water marks of memory are on, as `{"active": …}`.
 async fn serve_gdump_status(RequestHost(host): RequestHost) -> Result<Response> {
-    let status = host.status().await?;
+    let status = host.request_status().await?;
     Ok(active_reply(status.gdump.is_some()))
 }
 
@@ -139,7 +139,8 @@ async fn set_gdump(RequestHost(host): RequestHost, form: Bytes) -> Result<&'stat
             return Err(problem.into());
         }
     };
-    host.send_and_check("gdump", &[("state", state)]).await?;
+    host.send_expecting_success("gdump", &[("state", state)])
+        .await?;
     Ok(done)
 }
 

@@ -31,7 +31,7 @@ async fn serve_or_switch_profiling(
     RequestHost(host): RequestHost,
     query: QueryParameters,
 ) -> Result<Response> {
-    let allocators = host.status().await?.allocators;
+    let allocators = host.request_status().await?.allocators;
     if !allocators
         .iter()
         .any(|each| each.kind == AllocatorKind::Jemalloc)
@@ -63,13 +63,13 @@ async fn serve_new_dump(host: &Gateway) -> Result<Response> {
 
 /// Activates profiling, and returns libmtev's text for success.
 async fn activate_profiling(host: &Gateway) -> Result<Response> {
-    host.send_and_check("activate", &[]).await?;
+    host.send_expecting_success("activate", &[]).await?;
     Ok(([TEXT_TYPE], "Profiling is activated\n").into_response())
 }
 
 /// Deactivates profiling, and returns libmtev's text for success.
 async fn deactivate_profiling(host: &Gateway) -> Result<Response> {
-    host.send_and_check("deactivate", &[]).await?;
+    host.send_expecting_success("deactivate", &[]).await?;
     Ok(([TEXT_TYPE], "Profiling is deactivated\n").into_response())
 }
 

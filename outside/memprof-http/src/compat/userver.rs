@@ -82,7 +82,7 @@ async fn send_and_reply_ok(
     message: &'static str,
     args: &[(&str, &str)],
 ) -> Result<String> {
-    host.send_and_check(message, args).await?;
+    host.send_expecting_success(message, args).await?;
     Ok("OK\n".to_owned())
 }
 

@@ -138,7 +138,7 @@ impl Job {
             Ok(None) => self.enforce_limits(),
             Ok(Some(status)) => {
                 // The command may have written more since the last check.
-                self.limit_output();
+                self.drop_excessive_output();
                 let state = match (self.exceeds, self.cancelled) {
                     // Also if cancelled: the command may have been done just before.
                     (None, _) if status.success() => JobState::Done,
@@ -155,7 +155,7 @@ impl Job {
     /// Cancels a command that takes too long or writes too much. Kills a command that has not ended within
     /// [`CANCEL_TIME`] (30 s) after it was cancelled, with the processes that it started.
     fn enforce_limits(&mut self) {
-        self.limit_output();
+        self.drop_excessive_output();
         if self.start.elapsed() > self.action.time_limit() {
             self.exceeds.get_or_insert("it took too long");
         }
@@ -180,7 +180,7 @@ impl Job {
 
     /// Checks the lengths of the page and of the messages. If one is too long, records the exceeded limit and drops the
     /// text.
-    fn limit_output(&mut self) {
+    fn drop_excessive_output(&mut self) {
         let limits = [
             (&self.output, MAX_PAGE_BYTES, "its page is too large"),
             (&self.messages, MAX_LOG_BYTES, "its messages are too long"),
@@ -227,8 +227,8 @@ impl Job {
     }
 
     /// Returns the text that the web page shows for this job: the end of the command's messages, and the limit that it
-    /// exceeded, if any. For a finished command whose result is no page of its own, the end of its standard output comes
-    /// first. Phrases that only fit a terminal are removed.
+    /// exceeded, if any. For a finished command whose result is no page of its own, the end of its standard output
+    /// comes first. Phrases that only fit a terminal are removed.
     fn message_text(&self, state: JobState) -> String {
         let mut text = read_last_text(&self.messages);
         if !self.action.has_page() && state == JobState::Done {

@@ -14,7 +14,8 @@ const ATTEMPTS: usize = 3;
 /// [`ATTEMPTS`] searches: one search can skip a line while other sockets open and close. Blocks.
 pub(super) fn find_socket(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Socket>> {
     for _ in 0..ATTEMPTS {
-        if let (Some(own), Some(other)) = (table_address_v4(own), table_address_v4(other))
+        if let (Some(own), Some(other)) =
+            (format_table_address_v4(own), format_table_address_v4(other))
             && let Some(socket) = find_socket_in_table("/proc/net/tcp", &own, &other)?
         {
             return Ok(Some(socket));
@@ -22,8 +23,8 @@ pub(super) fn find_socket(own: SocketAddr, other: SocketAddr) -> io::Result<Opti
         // A program may reach an IPv4 address through an IPv6 socket.
         if let Some(socket) = find_socket_in_table(
             "/proc/net/tcp6",
-            &table_address_v6(own),
-            &table_address_v6(other),
+            &format_table_address_v6(own),
+            &format_table_address_v6(other),
         )? {
             return Ok(Some(socket));
         }
@@ -75,7 +76,7 @@ fn parse_socket<'a>(mut fields: impl Iterator<Item = &'a str>) -> Option<Socket>
 
 /// Formats an address as in the table of IPv4: `0100007F:1F90`. The kernel prints the four bytes as one number in its
 /// own byte order. `None` for an IPv6 address.
-fn table_address_v4(address: SocketAddr) -> Option<String> {
+fn format_table_address_v4(address: SocketAddr) -> Option<String> {
     let IpAddr::V4(ip) = address.ip() else {
         return None;
     };
@@ -85,7 +86,7 @@ fn table_address_v4(address: SocketAddr) -> Option<String> {
 
 /// Formats an address as in the table of IPv6: as four numbers of four bytes, each in the kernel's byte order. An IPv4
 /// address becomes an IPv4-mapped one.
-fn table_address_v6(address: SocketAddr) -> String {
+fn format_table_address_v6(address: SocketAddr) -> String {
     let octets = match address.ip() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
         IpAddr::V6(ip) => ip.octets(),
@@ -135,8 +136,8 @@ mod tests {
     fn addresses_are_formatted_as_in_tables() {
         let check = |address: &str, v4: Option<&str>, v6: &str| {
             let address = address.parse().unwrap();
-            assert_eq!(table_address_v4(address).as_deref(), v4);
-            assert_eq!(table_address_v6(address), v6);
+            assert_eq!(format_table_address_v4(address).as_deref(), v4);
+            assert_eq!(format_table_address_v6(address), v6);
         };
         check(
             "127.0.0.1:7070",

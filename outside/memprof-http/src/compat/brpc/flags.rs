@@ -104,8 +104,8 @@ fn matches_pattern(name: &[u8], pattern: &[u8]) -> bool {
 async fn set_flag(host: &Gateway, flag: &str, value: &str) -> Result<()> {
     match (flag, value) {
         ("je_prof_active", _) => match parse_gflags_bool(value) {
-            Some(true) => host.send_and_check("activate", &[]).await,
-            Some(false) => host.send_and_check("deactivate", &[]).await,
+            Some(true) => host.send_expecting_success("activate", &[]).await,
+            Some(false) => host.send_expecting_success("deactivate", &[]).await,
             None => Err(Problem::invalid(format!(
                 "{value:?} is neither true nor false"
             ))),
@@ -115,7 +115,10 @@ async fn set_flag(host: &Gateway, flag: &str, value: &str) -> Result<()> {
             Err(Problem::invalid(format!("{value:?} is no integer")))
         }
         ("je_prof_dump", _) => host.take_dump().await.map(drop),
-        _ => host.send_and_check("reset", &[("lg_sample", value)]).await,
+        _ => {
+            host.send_expecting_success("reset", &[("lg_sample", value)])
+                .await
+        }
     }
 }
 
@@ -135,7 +138,7 @@ fn parse_gflags_bool(value: &str) -> Option<bool> {
 /// Serves a table of the flags whose names `is_wanted` accepts, with their values. The sample interval is that of the
 /// first allocator.
 async fn serve_flag_table(host: &Gateway, is_wanted: impl Fn(&str) -> bool) -> Result<Response> {
-    let status = host.status().await?;
+    let status = host.request_status().await?;
     let first = status.allocators.first().and_then(|each| each.jemalloc);
     let lg_sample = first.and_then(|jemalloc| jemalloc.lg_sample);
     let value = |name: &str| match name {

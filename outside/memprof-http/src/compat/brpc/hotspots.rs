@@ -74,7 +74,7 @@ async fn serve_report(
     if kind.is_empty() {
         return view.render_new_dump(host).await;
     }
-    let dump = host.send_typed::<DumpReply>("dump", kind).await?;
+    let dump = host.send_and_parse_reply::<DumpReply>("dump", kind).await?;
     view.render_kept_dump(host, &dump.fields.largest.id).await
 }
 
