@@ -75,7 +75,7 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// Claims the library's only instance for the process with id `own`, by storing the id in `owner`. Returns false if
 /// this process has already claimed the instance. A forked child may claim it although its parent has.
-fn claim_for_process(owner: &AtomicU32, own: u32) -> bool {
+fn claim_instance_for_process(owner: &AtomicU32, own: u32) -> bool {
     owner.swap(own, Ordering::AcqRel) != own
 }
 
@@ -92,7 +92,7 @@ unsafe extern "C" fn create_plugin<P: Plugin>(
         Ok(host) if !plugin.is_null() => host,
         _ => return MEMPROF_ABI_MISMATCH,
     };
-    if !claim_for_process(&OWNER, process::id()) {
+    if !claim_instance_for_process(&OWNER, process::id()) {
         host.log(
             log::Level::Error,
             P::ID,
@@ -101,7 +101,7 @@ unsafe extern "C" fn create_plugin<P: Plugin>(
         return MEMPROF_INTERNAL;
     }
     crate::stay_loaded();
-    // SAFETY: `claim_for_process` lets only one thread of this process get here at a time.
+    // SAFETY: `claim_instance_for_process` lets only one thread of this process get here at a time.
     unsafe { host_log::set_host::<P>(host) };
     let created = catch_panic(|| {
         // SAFETY: memprof.h, `create`: the text is borrowed for the call.
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn child_forked_during_create_claims_own_instance() {
         let owner = AtomicU32::new(0);
-        let claims = [1, 1, 2, 2].map(|process| claim_for_process(&owner, process));
+        let claims = [1, 1, 2, 2].map(|process| claim_instance_for_process(&owner, process));
         assert_eq!(claims, [true, false, true, false]);
     }
 }

@@ -129,13 +129,13 @@ impl Reply<'_> {
         while offset < size {
             let wanted = chunk.len().min((size - offset) as usize);
             match file.read_at(&mut chunk[..wanted], offset) {
-                Ok(0) => return Err(read_error(&io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Err(file_read_failure(&io::ErrorKind::UnexpectedEof.into())),
                 Ok(read) => {
                     self.write(&chunk[..read])?;
                     offset += read as u64;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(read_error(&error)),
+                Err(error) => return Err(file_read_failure(&error)),
             }
         }
         Ok(())
@@ -157,7 +157,7 @@ impl Reply<'_> {
 }
 
 /// Creates the failure to read the file of a body.
-fn read_error(error: &io::Error) -> Failure {
+fn file_read_failure(error: &io::Error) -> Failure {
     Failure::io("read the body", error)
 }
 

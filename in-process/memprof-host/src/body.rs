@@ -105,7 +105,7 @@ impl Body {
     pub fn into_text(self) -> String {
         match self {
             Self::Bytes(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-            Self::File(file, length) => format!("{length} bytes, in {}", open_file_path(&file)),
+            Self::File(file, length) => format!("{length} bytes, in {}", path_of_open_file(&file)),
         }
     }
 
@@ -129,7 +129,7 @@ impl Body {
                 let message = format!(
                     "the reply has {length} bytes, which is too large to be copied (at most \
                      {COPY_LIMIT}); read {}",
-                    open_file_path(&file)
+                    path_of_open_file(&file)
                 );
                 Err(io::Error::new(io::ErrorKind::FileTooLarge, message))
             }
@@ -160,7 +160,7 @@ fn is_sealed(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Returns the path of an open file, from /proc; `a file of unknown name` if it cannot be read.
-fn open_file_path(file: &File) -> String {
+fn path_of_open_file(file: &File) -> String {
     // `thread-self`, because memprof's threads may have a descriptor table of their own.
     let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let path = std::fs::read_link(link);

@@ -307,7 +307,8 @@ impl Client {
             }
             written => written.and_then(|()| connection.read_line(deadline)),
         };
-        let (line, file) = received.map_err(|error| connection.explain_loss(error, &request))?;
+        let (line, file) =
+            received.map_err(|error| connection.explain_lost_connection(error, &request))?;
         let parse_error = |error: serde_json::Error| ClientError::Protocol(error.to_string());
         let response: Response = serde_json::from_slice(&line).map_err(parse_error)?;
         if !response.id.is_null() && response.id != self.next_id {

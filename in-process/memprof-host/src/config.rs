@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::config_source::ConfigSource;
-pub(crate) use plugin_table::with_table_prefix;
+pub(crate) use plugin_table::restore_table_prefixes;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use toml::de::DeTable;

@@ -32,7 +32,7 @@ impl ConfigSource {
     /// Adds the file, line or key that an error concerns to the text of the error. `reason` is the plugin's error in
     /// one line, `text` the config that the plugin received.
     pub(crate) fn locate_error(&self, text: &str, reason: &str) -> String {
-        let Some((start, position, error)) = split_position(reason) else {
+        let Some((start, position, error)) = split_at_position(reason) else {
             return match self.config_file() {
                 Some(file) if !reason.contains(&file) => format!("config file {file}: {reason}"),
                 _ => reason.to_owned(),
@@ -94,7 +94,7 @@ impl ConfigSource {
 /// Splits an error about a config into three parts: the text in front of the position, the position (such as `line 6,
 /// column 1`), and the text after it. `None` unless the error is of Rust's TOML parser, or of `memprof_config` in
 /// memprof.h.
-fn split_position(reason: &str) -> Option<(&str, &str, &str)> {
+fn split_at_position(reason: &str) -> Option<(&str, &str, &str)> {
     if let Some((start, error)) = reason.split_once(PARSE_ERROR) {
         // The condensed error is `line 6, column 1; unknown field …`.
         let (position, error) = error.split_once("; ").unwrap_or((error, "it is not TOML"));
@@ -109,12 +109,12 @@ fn split_position(reason: &str) -> Option<(&str, &str, &str)> {
 /// Returns the key that is set at a position such as `line 6, column 1` or `line 6` of a TOML text. `None` if none is.
 #[cfg(any(feature = "adapters", feature = "loader"))]
 fn key_at(text: &str, position: &str) -> Option<String> {
-    key_in_line(text, line_number(position)?)
+    key_in_line(text, parse_line_number(position)?)
 }
 
 /// Parses the number in `line 6, column 1` or `line 6`. `None` if the text is of another form.
 #[cfg(any(feature = "adapters", feature = "loader"))]
-fn line_number(position: &str) -> Option<usize> {
+fn parse_line_number(position: &str) -> Option<usize> {
     let number = position.strip_prefix("line ")?.split(',').next()?;
     number.parse().ok()
 }

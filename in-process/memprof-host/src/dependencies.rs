@@ -16,7 +16,7 @@ use memmap2::Mmap;
 use crate::elf::{LinkInfo, check_loadable, is_for_another_machine};
 use crate::file_trust::check_trusted;
 use process_search::ProcessSearch;
-use search_list::{Candidate, candidates_in, expand_list, expand_path};
+use search_list::{Candidate, candidates_in, expand_path, expand_search_list};
 
 /// Most libraries that are checked for one plugin.
 const MAX_LIBRARIES: usize = 1024;
@@ -97,7 +97,7 @@ fn visit_dependencies(
             if process.has_loaded(&name) || names.contains(&name) {
                 continue;
             }
-            for (candidate, is_own) in find_candidates(&libraries, next, &name, process) {
+            for (candidate, is_own) in library_candidates(&libraries, next, &name, process) {
                 let Some(bytes) = map_library(&candidate.path)? else {
                     continue;
                 };
@@ -127,7 +127,7 @@ fn visit_dependencies(
 /// Returns the paths at which the loader looks for the library `name` that `libraries[requester]` needs, in the
 /// loader's order (ld.so(8)). Each comes with a flag: whether the plugin, or a library that it brings, names the
 /// directory.
-fn find_candidates(
+fn library_candidates(
     libraries: &[Library],
     requester: usize,
     name: &[u8],
@@ -145,7 +145,7 @@ fn find_candidates(
         let list = list.as_deref().unwrap_or_default();
         let directories = match list {
             b"" => Vec::new(),
-            list => expand_list(list, b":", library.origin_directory()),
+            list => expand_search_list(list, b":", library.origin_directory()),
         };
         let files = directories
             .into_iter()

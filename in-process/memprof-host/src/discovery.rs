@@ -123,7 +123,7 @@ pub fn running_hosts() -> Vec<RunningHost> {
 /// Finds the host with this pid whose socket has its default name. Queries no other host. `None` if none responds
 /// within 3 s.
 pub fn find_host_by_pid(pid: u32) -> Option<RunningHost> {
-    let candidates = default_candidates(pid);
+    let candidates = default_sockets_of_process(pid);
     let results = parallel_map(&candidates, |candidate| {
         connect_candidate(candidate, HOST_TIMEOUT)
     });
@@ -132,8 +132,8 @@ pub fn find_host_by_pid(pid: u32) -> Option<RunningHost> {
 }
 
 /// Returns the existing sockets with the default names of process `pid`, in all default directories.
-fn default_candidates(pid: u32) -> Vec<SocketCandidate> {
-    let dirs = own_socket_dirs().into_iter();
+fn default_sockets_of_process(pid: u32) -> Vec<SocketCandidate> {
+    let dirs = reachable_socket_dirs().into_iter();
     // A directory that is missing or not to be trusted is left out.
     let owned = dirs.filter_map(|dir| Some((dir.owner().ok()??, dir.directory)));
     let owned = owned.flat_map(|(owner, directory)| {
@@ -172,7 +172,7 @@ pub fn discover_hosts_within<T: Send>(
         unreachable: Vec::new(),
     };
     let (candidates, own) = match scope {
-        DiscoveryScope::Process(pid) => (default_candidates(pid), Vec::new()),
+        DiscoveryScope::Process(pid) => (default_sockets_of_process(pid), Vec::new()),
         DiscoveryScope::SocketDirs | DiscoveryScope::AllProcesses | DiscoveryScope::Among(_) => {
             socket_candidates(&mut discovery.unreachable)
         }
@@ -293,7 +293,7 @@ impl<T: Send> Discovery<T> {
 }
 
 /// Returns the default directories that may contain sockets to which this user may connect.
-fn own_socket_dirs() -> Vec<SocketDir> {
+fn reachable_socket_dirs() -> Vec<SocketDir> {
     let uid = rustix::process::geteuid().as_raw();
     socket_dir::socket_dirs(uid, |name| std::env::var_os(name))
 }
@@ -304,7 +304,7 @@ fn socket_candidates(unreached: &mut Vec<UnreachableHost>) -> (Vec<SocketCandida
     let own = rustix::process::geteuid().as_raw();
     let mut ranked = Vec::new();
     let mut own_directories = Vec::new();
-    for dir in own_socket_dirs() {
+    for dir in reachable_socket_dirs() {
         let sockets = dir.owner().and_then(|owner| match owner {
             Some(owner) => Ok(Some((owner, socket_dir::list_sockets(&dir.directory)?))),
             None => Ok(None),

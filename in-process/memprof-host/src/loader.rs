@@ -19,7 +19,7 @@ use memprof_plugin_abi::raw::{
 };
 use sha2::{Digest, Sha256};
 
-use crate::config::{PluginConfig, with_table_prefix};
+use crate::config::{PluginConfig, restore_table_prefixes};
 use crate::dependencies::check_dependencies;
 use crate::elf::{NOT_A_PLUGIN, check_loadable, find_interposable_symbol, stays_loaded};
 use crate::file_trust::check_trusted;
@@ -57,7 +57,7 @@ pub(crate) fn load_plugin_with_check(
         Instance::create_with_source(entry, program, &config.config_text(), config.source())
     };
     created.map_err(|mut failure| {
-        failure.message = with_table_prefix(&failure.message);
+        failure.message = restore_table_prefixes(&failure.message);
         failure
     })
 }
@@ -146,7 +146,7 @@ fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure>
         |reason: String| Failure::new(MEMPROF_IO, format!("{}: {reason}", path.display()));
     let own_uid = rustix::process::geteuid().as_raw();
     let path = check_trusted(path, own_uid)
-        .map_err(|reason| Failure::new(MEMPROF_IO, reason).remedy(path_remedy(path)))?;
+        .map_err(|reason| Failure::new(MEMPROF_IO, reason).remedy(untrusted_path_remedy(path)))?;
     let file = File::open(&path).map_err(|error| io_failure(error.to_string()))?;
     let metadata = file.metadata();
     let identity = file_identity(&metadata.map_err(|error| io_failure(error.to_string()))?);
@@ -184,7 +184,7 @@ fn check_file(path: &Path, sha256: Option<&str>) -> Result<CheckedFile, Failure>
 
 /// Returns the remedy for a plugin's path that [`check_trusted`] refused. Empty unless the path is relative or missing:
 /// the reason then names the file or directory to correct.
-fn path_remedy(path: &Path) -> &'static str {
+fn untrusted_path_remedy(path: &Path) -> &'static str {
     if !path.is_absolute() {
         return "write its whole path, from / on";
     }
@@ -233,7 +233,7 @@ fn loader_failure(path: &Path, reason: &str) -> Failure {
 
 /// Returns whether the loader has a library with this path, or the same file under another path. It would then return
 /// that library, even if the file at the path was replaced since.
-fn is_loaded(path: &Path) -> bool {
+fn is_library_loaded(path: &Path) -> bool {
     // SAFETY: dlopen(3), RTLD_NOLOAD: loads nothing. A library that the program started with has run its constructors.
     unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_NOLOAD) }.is_ok()
 }
@@ -249,7 +249,7 @@ fn load_library(file: &CheckedFile) -> Result<LoadedLibrary, Failure> {
             format!("{}: {reason}", path.display()),
         )
     };
-    let was_loaded = is_loaded(path);
+    let was_loaded = is_library_loaded(path);
     // SAFETY: the library's constructors run; the file is trusted.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
         .map_err(|error| loader_failure(path, &dlerror_text(&error, path)))?;

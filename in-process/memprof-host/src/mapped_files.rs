@@ -16,7 +16,7 @@ pub(crate) fn mapped_file(maps: &[u8], address: usize) -> Option<&Path> {
 
 /// Returns the files that are mapped as code: the program and its libraries. Each is listed once, in alphabetical
 /// order. `maps` is the content of /proc/PID/maps.
-pub(crate) fn executable_files(maps: &[u8]) -> BTreeSet<&Path> {
+pub(crate) fn files_mapped_as_code(maps: &[u8]) -> BTreeSet<&Path> {
     let mappings = maps.split(|&byte| byte == b'\n').filter_map(parse_mapping);
     let code = mappings.filter(|mapping| mapping.is_executable);
     code.map(|mapping| mapping.path).collect()
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn files_of_code_are_listed_once() {
-        let files = executable_files(MAPS).into_iter();
+        let files = files_mapped_as_code(MAPS).into_iter();
         let expected = ["/opt/a b.so", "/opt/c.so (deleted)"].map(Path::new);
         assert_eq!(files.collect::<Vec<_>>(), expected);
     }

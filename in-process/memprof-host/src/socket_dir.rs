@@ -56,13 +56,17 @@ pub struct SocketDir {
 /// `variable` reads the environment.
 pub fn socket_dirs(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec<SocketDir> {
     let without_variable = |name: &str| variable(name).filter(|_| name != VARIABLE);
-    let mut dirs: Vec<SocketDir> = user_dirs(uid).collect();
+    let mut dirs: Vec<SocketDir> = standard_dirs_of_user(uid).collect();
     if uid == 0 {
         dirs.push(SocketDir {
             directory: default_dir_for(0),
             named_after: Some(0),
         });
-        dirs.extend(users_with_socket_dirs().into_iter().flat_map(user_dirs));
+        dirs.extend(
+            users_with_socket_dirs()
+                .into_iter()
+                .flat_map(standard_dirs_of_user),
+        );
     }
     // A host may have been started without `MEMPROF_SOCKET_DIR`.
     let from_environment = [
@@ -83,7 +87,7 @@ pub fn socket_dirs(uid: u32, variable: impl Fn(&str) -> Option<OsString>) -> Vec
 }
 
 /// Returns the directories that a user may have, whatever the environment.
-fn user_dirs(uid: u32) -> impl Iterator<Item = SocketDir> {
+fn standard_dirs_of_user(uid: u32) -> impl Iterator<Item = SocketDir> {
     let directories = [
         format!("/run/user/{uid}/memprof"),
         format!("/tmp/memprof-{uid}"),

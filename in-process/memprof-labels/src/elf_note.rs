@@ -12,13 +12,13 @@ use crate::{key, record};
 
 static LABELS: memprof_labels_t = memprof_labels_t {
     struct_size: size_of::<memprof_labels_t>(),
-    place: Some(context_pointer),
+    place: Some(address_of_context_pointer),
     key: Some(intern_key),
 };
 
 /// Implements `place` of `memprof_labels_t`: returns the address of the calling thread's pointer to its record.
-unsafe extern "C" fn context_pointer() -> *const *const c_void {
-    record::context_pointer()
+unsafe extern "C" fn address_of_context_pointer() -> *const *const c_void {
+    record::address_of_context_pointer()
 }
 
 /// Implements `key` of `memprof_labels_t`: returns the number of a key, or a negative status. `MEMPROF_UNAVAILABLE`:

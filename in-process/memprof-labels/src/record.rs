@@ -124,7 +124,7 @@ pub(crate) fn encoded_labels() -> Vec<u8> {
 
 /// Returns the address of the calling thread's pointer to its record. That pointer is null until the thread's first
 /// label.
-pub(crate) fn context_pointer() -> *const *const c_void {
+pub(crate) fn address_of_context_pointer() -> *const *const c_void {
     CONTEXT.with(|context| context.current.as_ptr().cast_const().cast())
 }
 
@@ -172,9 +172,9 @@ mod tests {
     #[test]
     fn thread_starts_without_labels() {
         let mark = push("route", "/");
-        let own_pointer = context_pointer() as usize;
+        let own_pointer = address_of_context_pointer() as usize;
         let (other_pointer, labels) =
-            std::thread::spawn(|| (context_pointer() as usize, encoded_labels()))
+            std::thread::spawn(|| (address_of_context_pointer() as usize, encoded_labels()))
                 .join()
                 .unwrap();
         assert_ne!(other_pointer, own_pointer);

@@ -10,12 +10,12 @@ use core::ops::Range;
 
 pub use layout::{CPythonSymbols, Symbol, UnsupportedCPython};
 use layout::{FieldOffsets, FrameChain};
-use lines::line_at;
+use lines::source_line_at;
 use text::{FrameName, Text};
 
 use crate::counts::WalkOutcome;
 use crate::merge::{MAX_MANAGED, ManagedFrame, ManagedFrames, NEXT_NATIVE};
-use crate::names::intern;
+use crate::names::intern_name_or_placeholder;
 use crate::reader::Reader;
 
 /// `FRAME_OWNED_BY_CSTACK` of 3.12 and 3.13, `FRAME_OWNED_BY_INTERPRETER` of 3.14, in which the former is 4: such a
@@ -292,7 +292,7 @@ impl CPython {
         let line = match usize::try_from(last) {
             Ok(last) if (1..=MAX_LINE_TABLE).contains(&len) => {
                 let range = reader.readable_range(table, layout.bytes_data, len)?;
-                line_at(
+                source_line_at(
                     layout.line_format,
                     first,
                     range.len(),
@@ -303,7 +303,7 @@ impl CPython {
             _ => first,
         };
         let name = FrameName { function, file };
-        Some(intern(name.hash(line), line, &name))
+        Some(intern_name_or_placeholder(name.hash(line), line, &name))
     }
 
     /// Finds the `str` to which the field at offset `field` of the object `owner` refers. `None` if the field refers to
@@ -325,7 +325,7 @@ fn pthread_self() -> usize {
 /// Returns the pointer that the calling thread stores under a key of `pthread_getspecific(3)`. `None` if it is null,
 /// or not aligned as a pointer to a structure is.
 fn thread_specific_pointer(key: u32) -> Option<usize> {
-    let value = thread_calls::value_of_key(key);
+    let value = thread_calls::thread_specific_value(key);
     (value != 0 && value.is_multiple_of(align_of::<usize>())).then_some(value)
 }
 
@@ -344,7 +344,7 @@ mod thread_calls {
 
     /// Returns the calling thread's value of a key by `pthread_getspecific(3)`; 0 for a key that is not in use, or
     /// beyond [`MAX_KEYS`].
-    pub(super) fn value_of_key(key: u32) -> usize {
+    pub(super) fn thread_specific_value(key: u32) -> usize {
         if key >= MAX_KEYS {
             return 0;
         }

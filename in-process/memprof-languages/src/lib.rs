@@ -1,13 +1,13 @@
 //! Frames of interpreted languages in the stacks of samples: the program's functions in place of the interpreter's.
 //!
-//! [`prepare_cpython`] is called once an interpreter was found in the process, outside of `malloc`. Inside, [`merge()`]
-//! puts one word for each function of the program into a stack that was walked: a [managed word](MANAGED), which
-//! stands for a name in a table, read with [`for_each_name`].
+//! [`prepare_cpython`] is called once an interpreter was found in the process, outside of `malloc`. Inside,
+//! [`merge_interpreted_frames`] puts one word for each function of the program into a stack that was walked: a [managed
+//! word](MANAGED), which stands for a name in a table, read with [`for_each_name`].
 //!
-//! [`merge()`] runs inside `malloc`: it allocates nothing, takes no lock, and calls nothing but `pthread_getspecific`.
-//! Words of the interpreter are read only if the kernel says that they are readable; those of a frame belong to the
-//! calling thread, so that nothing frees them meanwhile. A structure that is not as expected ends the walk: a name is
-//! missing then, never wrong.
+//! [`merge_interpreted_frames`] runs inside `malloc`: it allocates nothing, takes no lock, and calls nothing but
+//! `pthread_getspecific`. Words of the interpreter are read only if the kernel says that they are readable; those of a
+//! frame belong to the calling thread, so that nothing frees them meanwhile. A structure that is not as expected ends
+//! the walk: a name is missing then, never wrong.
 //!
 //! For the walk of native frames see `memprof-unwind`.
 #![no_std]
@@ -27,5 +27,6 @@ pub use merge::{NativeStack, SCRATCH_WORDS};
 pub use names::{MANAGED, ManagedName, NameMemory, for_each_name, set_name_memory};
 pub use object_types::{OBJECT_FILE, intern_object_type};
 pub use runtime::{
-    is_frame_reading_given_up, merge, prepare_cpython, set_merging_enabled, walk_and_name_counts,
+    is_frame_reading_given_up, merge_interpreted_frames, prepare_cpython, set_merging_enabled,
+    walk_and_name_counts,
 };

@@ -9,7 +9,7 @@ use crate::reader::PAGES;
 pub(crate) const MAX_MANAGED: usize = 128;
 /// Most frames of a merged stack: as many as a walk has.
 pub(crate) const MAX_MERGED: usize = memprof_unwind::WORKSPACE_FRAMES;
-/// Words of memory that [`merge()`](crate::merge()) needs.
+/// Words of memory that [`merge_interpreted_frames`](crate::merge_interpreted_frames) needs.
 pub const SCRATCH_WORDS: usize = PAGES + 2 * MAX_MANAGED + MAX_MERGED;
 const _: () = assert!(SCRATCH_WORDS <= memprof_unwind::SCRATCH_WORDS);
 

@@ -76,13 +76,13 @@ pub(crate) trait NameText {
 /// Returns the managed word of the name with this hash: the number that stands for the name in stacks. Adds the name to
 /// the table if it is new. If the table is full or has no memory, returns the word that stands for all names that the
 /// table does not have.
-pub(crate) fn intern(hash: u64, line: u32, text: &impl NameText) -> usize {
-    try_intern(hash, line, text).unwrap_or(managed_word(OTHER))
+pub(crate) fn intern_name_or_placeholder(hash: u64, line: u32, text: &impl NameText) -> usize {
+    try_intern_name(hash, line, text).unwrap_or(managed_word(OTHER))
 }
 
 /// Returns the managed word of the name with this hash: the number that stands for the name in stacks. Adds the name to
 /// the table if it is new. `None` if the table is full or has no memory.
-pub(crate) fn try_intern(hash: u64, line: u32, text: &impl NameText) -> Option<usize> {
+pub(crate) fn try_intern_name(hash: u64, line: u32, text: &impl NameText) -> Option<usize> {
     let id = name_memory().and_then(|memory| memory.intern(hash, line, text));
     id.map(managed_word)
 }
@@ -253,14 +253,14 @@ mod tests {
         let name = |number: u64| Text(format!("f{number}"), "größe.py".into());
         let word = |number: u64| {
             let hash = number.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            intern(hash, number as u32, &name(number))
+            intern_name_or_placeholder(hash, number as u32, &name(number))
         };
         let words: Vec<usize> = (0..100_000).map(word).collect();
         let other = MANAGED << 40 | 1;
         let named = words.iter().filter(|word| **word != other).count();
         assert_eq!(named, MAX_NAMES as usize);
         assert_eq!(name_count(), MAX_NAMES);
-        assert_eq!(try_intern(u64::MAX, 1, &name(0)), None);
+        assert_eq!(try_intern_name(u64::MAX, 1, &name(0)), None);
         // The names that are in keep their words.
         let again: Vec<usize> = (0..1000).map(word).collect();
         assert_eq!(again, words[..1000]);

@@ -1,6 +1,6 @@
 //! Types of an interpreter's objects, as leaf frames: names in the table of functions, in a file of no program's.
 
-use crate::names::{NameText, try_intern};
+use crate::names::{NameText, try_intern_name};
 
 /// Place of the name of a type where a function has its file.
 pub const OBJECT_FILE: &str = "<object>";
@@ -22,7 +22,7 @@ pub fn intern_object_type(name: &[u8]) -> Option<usize> {
         let mixed = (hash ^ u64::from(byte)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         mixed ^ mixed >> 29
     });
-    try_intern(hash, 0, &name)
+    try_intern_name(hash, 0, &name)
 }
 
 impl NameText for TypeName<'_> {

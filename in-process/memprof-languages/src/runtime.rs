@@ -84,7 +84,7 @@ pub fn is_frame_reading_given_up() -> bool {
     COUNTERS.has_only_failures()
 }
 
-/// Sets whether [`merge`] reads frames from now on. Off at first.
+/// Sets whether [`merge_interpreted_frames`] reads frames from now on. Off at first.
 pub fn set_merging_enabled(is_enabled: bool) {
     ENABLED.store(is_enabled, Release);
 }
@@ -102,7 +102,10 @@ pub fn walk_and_name_counts() -> (LanguageCounts, u32) {
 /// after memprof has given up ([`is_frame_reading_given_up`]).
 #[cold]
 #[inline(never)]
-pub fn merge(native: NativeStack<'_>, scratch: &mut [usize]) -> Option<Range<usize>> {
+pub fn merge_interpreted_frames(
+    native: NativeStack<'_>,
+    scratch: &mut [usize],
+) -> Option<Range<usize>> {
     if !ENABLED.load(Relaxed) {
         return None;
     }

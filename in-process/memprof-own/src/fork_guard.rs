@@ -42,10 +42,11 @@ impl ForkGuard {
             {
                 log::warn!("a fork does not wait for memprof: pthread_atfork refused");
             }
-            loader_lock::find_loader_lock();
-            // In a forked child, the lock may be held by a thread of the parent that was in `verify_loader_lock`.
+            loader_lock::find_and_store_loader_lock();
+            // In a forked child, the lock may be held by a thread of the parent that was in
+            // `forget_loader_lock_unless_verified`.
             loader_lock::release_orphaned_lock(false);
-            loader_lock::verify_loader_lock();
+            loader_lock::forget_loader_lock_unless_verified();
         });
     }
 

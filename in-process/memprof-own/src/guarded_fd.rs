@@ -57,7 +57,7 @@ impl<T: AsFd + From<OwnedFd>> GuardedFd<T> {
     /// # Errors
     /// Those of fstat(2) and fcntl(2).
     pub fn new(descriptor: T) -> io::Result<Self> {
-        Self::new_verified(descriptor, |_| true)
+        Self::new_if_expected(descriptor, |_| true)
     }
 
     /// Like [`new`](Self::new), but takes ownership only if `is_expected` recognizes the descriptor. If it does not,
@@ -67,14 +67,18 @@ impl<T: AsFd + From<OwnedFd>> GuardedFd<T> {
     /// # Errors
     /// Those of fstat(2) and fcntl(2). `EBADF` if `is_expected` returns false, or if the program replaced the file
     /// while the descriptor was being moved.
-    pub fn new_verified(descriptor: T, is_expected: impl FnOnce(&T) -> bool) -> io::Result<Self> {
+    pub fn new_if_expected(
+        descriptor: T,
+        is_expected: impl FnOnce(&T) -> bool,
+    ) -> io::Result<Self> {
         // Not closed before it is recognized: the number may be the program's.
         let descriptor = ManuallyDrop::new(descriptor);
         let identity = FdIdentity::from_fd(&*descriptor)?;
         if !is_expected(&descriptor) {
             return Err(Errno::BADF.into());
         }
-        let moved = Self::new_unmoved(move_above_stdio(ManuallyDrop::into_inner(descriptor))?)?;
+        let moved =
+            Self::new_keeping_number(move_above_stdio(ManuallyDrop::into_inner(descriptor))?)?;
         match moved.identity == identity {
             true => Ok(moved),
             false => Err(Errno::BADF.into()),
@@ -84,7 +88,7 @@ impl<T: AsFd + From<OwnedFd>> GuardedFd<T> {
 
 impl<T: AsFd> GuardedFd<T> {
     /// Takes over a descriptor, and keeps its number. Fails only with an error of fstat(2).
-    pub(crate) fn new_unmoved(descriptor: T) -> Result<Self, Errno> {
+    pub(crate) fn new_keeping_number(descriptor: T) -> Result<Self, Errno> {
         let descriptor = ManuallyDrop::new(descriptor);
         let identity = FdIdentity::from_fd(&*descriptor)?;
         Ok(Self {

@@ -4,7 +4,7 @@
 //! memory. A thread that does it all the same ends the process by a SIGSEGV.
 #![expect(unsafe_code, reason = "prctl(2), and the rights of protection keys")]
 
-use crate::privileges::is_unfiltered;
+use crate::privileges::has_no_seccomp_filter;
 
 /// Delay by which the kernel may join the wake-ups of a thread, in nanoseconds, unless the program has set another one:
 /// it may be minutes.
@@ -14,7 +14,7 @@ const DEFAULT_TIMER_SLACK: libc::c_ulong = 50_000;
 /// in time: its creator may be a thread of the program with other settings. Does nothing if the thread has a seccomp
 /// filter, which could end the process for these system calls.
 pub(crate) fn reset_inherited_settings() {
-    if is_unfiltered() {
+    if has_no_seccomp_filter() {
         // SAFETY: prctl(2) with numbers. The setting is the thread's own.
         unsafe { libc::prctl(libc::PR_SET_TSC, libc::PR_TSC_ENABLE) };
         // SAFETY: prctl(2) with numbers. The delay is the thread's own.
@@ -27,7 +27,7 @@ pub(crate) fn reset_inherited_settings() {
 #[cfg(target_arch = "x86_64")]
 pub fn detect_processor_features() {
     std::hint::black_box(std::is_x86_feature_detected!("avx2"));
-    key_support::has_keys();
+    key_support::has_protection_keys();
 }
 
 /// Does nothing: a program can forbid CPUID only on x86-64.
@@ -36,9 +36,9 @@ pub fn detect_processor_features() {}
 
 /// Gives the calling thread, which must be memprof's, the right to all memory with protection keys: the program's
 /// allocator may have its heap there. Uses no memory but the stack.
-pub(crate) fn allow_all_keys() {
+pub(crate) fn allow_all_protection_keys() {
     #[cfg(target_arch = "x86_64")]
-    if key_support::has_keys() {
+    if key_support::has_protection_keys() {
         // SAFETY: the kernel has enabled protection keys.
         unsafe { key_support::allow_all_access() };
     }
@@ -59,7 +59,7 @@ mod key_support {
     const OSPKE: u32 = 1 << 4;
 
     /// Returns whether the kernel has enabled protection keys. Executes CPUID at the first call.
-    pub(super) fn has_keys() -> bool {
+    pub(super) fn has_protection_keys() -> bool {
         if KEYS.load(Relaxed) == UNKNOWN {
             let [highest_leaf, _] = cpuid(0);
             let is_enabled = highest_leaf >= 7 && cpuid(7)[1] & OSPKE != 0;

@@ -28,7 +28,7 @@ mod thread;
 pub use clocks::{
     boot_time, clock_ticks_per_second, coarse_monotonic_time, coarse_wall_time, page_size,
 };
-pub use containing_object::find_object;
+pub use containing_object::find_object_containing;
 pub use descriptor_table::DescriptorTable;
 pub use exported_symbol::find_exported_symbol;
 pub use fork_guard::ForkGuard;
@@ -42,12 +42,12 @@ pub use loaded_object::{open_loaded_object, wait_for_loader};
 pub use lock::{ProcessLock, ProcessLockGuard, ProcessOnce};
 pub use lock_free_once::LockFreeOnce;
 pub use memory::{allocate_thread_locals, require_memory};
-pub use own_descriptors::{leave_program_table, with_program_stderr};
+pub use own_descriptors::{leave_program_descriptor_table, with_program_stderr};
 pub use privileges::Privileges;
 pub use reserve::ReservedAllocator;
 pub use status_lines::for_each_status_line;
 pub use stdio::StdioGuard;
 pub use thread::{
     Needs, Thread, ThreadSpec, set_thread_end_hook, set_thread_start_hook, spawn, spawn_static,
-    spawn_with,
+    spawn_with_needs,
 };

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_void};
 use std::path::Path;
 use std::ptr::NonNull;
 
-use crate::containing_object::find_object;
+use crate::containing_object::find_object_containing;
 
 /// Looks up a name in libc and in the loader, on which libc depends. A symbol of the program with that name does not
 /// count. `None` if the C library is not glibc, or lacks the name.
@@ -30,7 +30,7 @@ pub fn libc_symbol(name: &CStr) -> Option<NonNull<c_void>> {
 
 /// Returns whether a function or variable is in an object of glibc, by the names of the objects' files.
 fn is_in_glibc(address: NonNull<c_void>) -> bool {
-    let Some(object) = find_object(address.addr().get()) else {
+    let Some(object) = find_object_containing(address.addr().get()) else {
         return false;
     };
     // SAFETY: the loader's text, which it keeps as long as it has the object; dlsym(3) has found the address there.

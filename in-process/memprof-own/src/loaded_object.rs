@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{self, NonNull};
 
 use crate::ForkGuard;
-use crate::containing_object::find_object;
+use crate::containing_object::find_object_containing;
 
 /// Opens a handle of the object that the loader knows by this path, or of the program if `path` is `None`. Passes
 /// `flags` to dlopen(3), besides `RTLD_LAZY` and `RTLD_NOLOAD`. Loads nothing; waits for a library that is being
@@ -27,5 +27,5 @@ pub fn open_loaded_object(path: Option<&CStr>, flags: c_int) -> Option<NonNull<c
 /// Waits until no other thread loads a library. Returns at once on a thread that is loading one.
 pub fn wait_for_loader() {
     // dladdr(3) takes the lock that is held while a library is loaded.
-    let _own = find_object(wait_for_loader as *const () as usize);
+    let _own = find_object_containing(wait_for_loader as *const () as usize);
 }

@@ -57,7 +57,7 @@ struct PthreadMutex {
 
 /// Finds the loader's lock and stores its address in [`LOCK`]. Requires glibc on x86-64; otherwise [`LOCK`] stays null.
 /// Allocates nothing, and takes no lock that may be held forever in a forked child.
-pub(crate) fn find_loader_lock() {
+pub(crate) fn find_and_store_loader_lock() {
     if !cfg!(all(target_arch = "x86_64", target_env = "gnu")) {
         return;
     }
@@ -72,7 +72,7 @@ pub(crate) fn find_loader_lock() {
 }
 
 /// Resets [`LOCK`] unless it is the lock that `dl_iterate_phdr(3)` holds while it reads the loader's list of objects.
-pub(crate) fn verify_loader_lock() {
+pub(crate) fn forget_loader_lock_unless_verified() {
     // SAFETY: dl_iterate_phdr(3) calls `forget_lock_unless_held` synchronously.
     unsafe { libc::dl_iterate_phdr(Some(forget_lock_unless_held), ptr::null_mut()) };
 }
@@ -136,7 +136,7 @@ fn is_orphaned(
     }
 }
 
-/// Borrows the loader's lock. `None` if [`find_loader_lock`] has not found it.
+/// Borrows the loader's lock. `None` if [`find_and_store_loader_lock`] has not found it.
 fn loader_lock() -> Option<&'static PthreadMutex> {
     // SAFETY: null, or in the loader's state, which stays mapped. glibc also changes these words atomically.
     unsafe { LOCK.load(Ordering::Acquire).as_ref() }

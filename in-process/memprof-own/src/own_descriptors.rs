@@ -6,17 +6,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
-use crate::containing_object::find_object;
+use crate::containing_object::find_object_containing;
 use crate::descriptor_table::DescriptorTable;
 use crate::lock_free_once::LockFreeOnce;
-use crate::privileges::is_unfiltered;
+use crate::privileges::has_no_seccomp_filter;
 
 /// Gives the calling thread, and threads that it creates from now on, a descriptor table without the program's files.
 /// The thread keeps the program's table in four cases: it has a seccomp filter, which may end the process for the
 /// system call; /proc does not show whether it has one; the C library does not serve `malloc`; or the kernel is older
 /// than 5.9.
-pub fn leave_program_table() {
-    if !is_unfiltered() || !libc_serves_malloc() {
+pub fn leave_program_descriptor_table() {
+    if !has_no_seccomp_filter() || !libc_serves_malloc() {
         return;
     }
     // SAFETY: close_range(2) with CLOSE_RANGE_UNSHARE closes nothing in the table of other threads.
@@ -40,7 +40,8 @@ fn libc_serves_malloc() -> bool {
     if let Some(is_of_libc) = IS_OF_LIBC.get() {
         return *is_of_libc;
     }
-    let object_of = |function: *const ()| find_object(function.addr()).map(|info| info.dli_fbase);
+    let object_of =
+        |function: *const ()| find_object_containing(function.addr()).map(|info| info.dli_fbase);
     // No allocator replaces `getauxval`, so its object is the C library.
     let libc = object_of(libc::getauxval as *const ());
     let is_of_libc = libc.is_some() && object_of(libc::malloc as *const ()) == libc;
@@ -84,7 +85,7 @@ mod tests {
     /// Runs `check` on a thread with a table of its own.
     fn apart<T: Send + 'static>(check: impl FnOnce() -> T + Send + 'static) -> T {
         let run = || {
-            leave_program_table();
+            leave_program_descriptor_table();
             assert_ne!(DescriptorTable::current(), DescriptorTable::Program);
             check()
         };
@@ -117,7 +118,7 @@ mod tests {
         let (ended, wait) = std::sync::mpsc::channel::<()>();
         let (began, ready) = std::sync::mpsc::channel();
         let thread = thread::spawn(move || {
-            leave_program_table();
+            leave_program_descriptor_table();
             began.send(()).unwrap();
             let _: Result<(), _> = wait.recv();
         });

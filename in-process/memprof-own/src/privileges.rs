@@ -42,7 +42,7 @@ impl Privileges {
         privileges
     }
 
-    /// Creates privileges that keep all capabilities of the calling thread, until [`Self::match_main_thread`] drops
+    /// Creates privileges that keep all capabilities of the calling thread, until [`Self::limit_to_main_thread`] drops
     /// some.
     pub(crate) fn keep_all() -> Self {
         Self {
@@ -54,7 +54,7 @@ impl Privileges {
     /// Drops capabilities that the program's main thread no longer has. Reads the main thread's capabilities at most
     /// every 100 ms, and does nothing on calls in between. Also does nothing if they cannot be read, or if the calling
     /// thread has no capabilities.
-    pub fn match_main_thread(&mut self) {
+    pub fn limit_to_main_thread(&mut self) {
         let is_recent = |last_read: Instant| last_read.elapsed() < MIN_READ_INTERVAL;
         if self.upper_bound == 0 || self.last_read.is_some_and(is_recent) {
             return;
@@ -89,7 +89,7 @@ impl Privileges {
 
 /// Returns whether the calling thread has no seccomp(2) filter. False if that is unknown, for example because /proc is
 /// not mounted.
-pub(crate) fn is_unfiltered() -> bool {
+pub(crate) fn has_no_seccomp_filter() -> bool {
     Capabilities::read(c"/proc/thread-self/status").is_some_and(|own| !own.is_filtered)
 }
 
@@ -207,7 +207,7 @@ mod tests {
         let before = Capabilities::read(c"/proc/thread-self/status").unwrap();
         let after = std::thread::spawn(|| {
             let mut privileges = Privileges::drop_unneeded();
-            privileges.match_main_thread();
+            privileges.limit_to_main_thread();
             Capabilities::read(c"/proc/thread-self/status").unwrap()
         });
         assert_eq!(after.join().unwrap(), before.intersect(NEEDED));

@@ -112,7 +112,7 @@ unsafe impl GlobalAlloc for ReservedAllocator {
 unsafe fn allocate_from_reserve(layout: Layout) -> *mut u8 {
     loop {
         let block = RESERVE.allocate(layout);
-        if !block.is_null() || layout.size() > MAX_AWAITED_BYTES || !is_own_thread() {
+        if !block.is_null() || layout.size() > MAX_AWAITED_BYTES || !is_memprof_thread() {
             return block;
         }
         thread::sleep(MEMORY_POLL_INTERVAL);
@@ -126,7 +126,7 @@ unsafe fn allocate_from_reserve(layout: Layout) -> *mut u8 {
 
 /// Returns whether the calling thread is memprof's: all of its threads have names that begin with `memprof`. Uses no
 /// thread-local variable, because that may not be allocated yet.
-fn is_own_thread() -> bool {
+fn is_memprof_thread() -> bool {
     let mut name = [0_u8; 16];
     // SAFETY: PR_GET_NAME(2const) writes at most 16 bytes.
     let is_known = unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) } == 0;
@@ -183,13 +183,14 @@ impl Reserve {
     }
 
     /// Returns the address of the first byte of the reserve's memory.
-    fn start(&self) -> *mut u8 {
+    fn start_address(&self) -> *mut u8 {
         self.bytes.get().cast()
     }
 
     /// Returns whether a block belongs to the reserve, and not to the program's allocator.
     fn contains(&self, block: *mut u8) -> bool {
-        (self.start().addr()..self.start().addr() + RESERVE_BYTES).contains(&block.addr())
+        (self.start_address().addr()..self.start_address().addr() + RESERVE_BYTES)
+            .contains(&block.addr())
     }
 
     /// Returns the number of granules (64 bytes each) of the whole reserve that blocks occupy.
@@ -205,7 +206,9 @@ impl Reserve {
             Extent::Granules(count) => self.allocate_granules(count),
             Extent::Words(count) => self.allocate_words(count),
         };
-        offset.map_or(ptr::null_mut(), |offset| self.start().wrapping_add(offset))
+        offset.map_or(ptr::null_mut(), |offset| {
+            self.start_address().wrapping_add(offset)
+        })
     }
 
     /// Claims `count` adjacent granules of one word, and returns their offset in bytes. `None` if no word has that many
@@ -244,7 +247,7 @@ impl Reserve {
 
     /// Frees a block that `allocate` returned for that layout.
     fn free(&self, block: *mut u8, layout: Layout) {
-        let offset = block.addr() - self.start().addr();
+        let offset = block.addr() - self.start_address().addr();
         let index = offset / WORD_BYTES;
         match Extent::new(layout) {
             Extent::Granules(count) => {

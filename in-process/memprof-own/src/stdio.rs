@@ -37,7 +37,7 @@ impl StdioGuard {
                     _occupied: occupied,
                 });
             }
-            occupied.push(GuardedFd::new_unmoved(opened)?);
+            occupied.push(GuardedFd::new_keeping_number(opened)?);
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::clocks::page_size;
-use crate::inherited_settings::{allow_all_keys, reset_inherited_settings};
+use crate::inherited_settings::{allow_all_protection_keys, reset_inherited_settings};
 use crate::libc_symbol::libc_symbol;
 use crate::lock_free_once::LockFreeOnce;
 use crate::memory::{allocate_thread_locals, require_mappings, require_memory};
@@ -70,7 +70,7 @@ impl Needs {
     }
 
     /// Drops the capabilities that the calling thread does not need. Returns those that it keeps.
-    fn apply_privileges(self) -> Privileges {
+    fn limit_privileges(self) -> Privileges {
         match self.keeps_capabilities {
             true => Privileges::keep_all(),
             false => Privileges::drop_unneeded(),
@@ -97,22 +97,22 @@ pub fn spawn<W>(name: &'static CStr, work: W) -> io::Result<Thread>
 where
     W: FnOnce(&mut Privileges) + Send + 'static,
 {
-    spawn_with(name, Needs::default(), work)
+    spawn_with_needs(name, Needs::default(), work)
 }
 
 /// Like [`spawn`], runs `work` on a new thread called `name`, but gives the thread the additional resources in `needs`.
 ///
 /// # Errors
 /// Those of [`spawn`].
-pub fn spawn_with<W>(name: &'static CStr, needs: Needs, work: W) -> io::Result<Thread>
+pub fn spawn_with_needs<W>(name: &'static CStr, needs: Needs, work: W) -> io::Result<Thread>
 where
     W: FnOnce(&mut Privileges) + Send + 'static,
 {
     let stack = needs.stack_size();
     require_memory(stack + ALLOCATOR_BYTES)?;
     let start = Box::into_raw(Box::new(ThreadStart { name, needs, work }));
-    // SAFETY: `run_boxed::<W>` expects exactly this box, and `W` is `Send`.
-    unsafe { create_thread(stack, run_boxed::<W>, start.cast()) }.inspect_err(|_| {
+    // SAFETY: `run_boxed_thread::<W>` expects exactly this box, and `W` is `Send`.
+    unsafe { create_thread(stack, run_boxed_thread::<W>, start.cast()) }.inspect_err(|_| {
         // SAFETY: no thread was created that could own the box.
         drop(unsafe { Box::from_raw(start) });
     })
@@ -127,8 +127,14 @@ where
 pub fn spawn_static(spec: &'static ThreadSpec) -> io::Result<Thread> {
     let stack = Needs::FOR_PLUGINS.stack_size();
     require_memory(stack + ALLOCATOR_BYTES)?;
-    // SAFETY: `run_static` accepts a `ThreadSpec` that is static and immutable.
-    unsafe { create_thread(stack, run_static, ptr::from_ref(spec).cast_mut().cast()) }
+    // SAFETY: `run_static_thread` accepts a `ThreadSpec` that is static and immutable.
+    unsafe {
+        create_thread(
+            stack,
+            run_static_thread,
+            ptr::from_ref(spec).cast_mut().cast(),
+        )
+    }
 }
 
 /// Argument of a new thread, which owns it.
@@ -138,25 +144,25 @@ struct ThreadStart<W> {
     work: W,
 }
 
-/// Entry point of a thread that [`spawn_with`] creates. `start` is a box of [`ThreadStart`], which the thread frees.
-/// Returns null when the thread's work is done.
-extern "C" fn run_boxed<W: FnOnce(&mut Privileges)>(start: *mut c_void) -> *mut c_void {
+/// Entry point of a thread that [`spawn_with_needs`] creates. `start` is a box of [`ThreadStart`], which the thread
+/// frees. Returns null when the thread's work is done.
+extern "C" fn run_boxed_thread<W: FnOnce(&mut Privileges)>(start: *mut c_void) -> *mut c_void {
     // Called before the box is read: the box is in the program's heap, which a protection key may guard.
-    allow_all_keys();
-    // SAFETY: `spawn_with` passed ownership of the box to this thread.
+    allow_all_protection_keys();
+    // SAFETY: `spawn_with_needs` passed ownership of the box to this thread.
     let ThreadStart { name, needs, work } =
         *unsafe { Box::from_raw(start.cast::<ThreadStart<W>>()) };
-    run_work(name, needs, work);
+    run_as_memprof_thread(name, needs, work);
     ptr::null_mut()
 }
 
 /// Entry point of a thread that [`spawn_static`] creates. `spec` is a static [`ThreadSpec`]. Returns null when the
 /// thread's work is done.
-extern "C" fn run_static(spec: *mut c_void) -> *mut c_void {
-    allow_all_keys();
+extern "C" fn run_static_thread(spec: *mut c_void) -> *mut c_void {
+    allow_all_protection_keys();
     // SAFETY: `spawn_static` passes a static `ThreadSpec`.
     let spec = unsafe { &*spec.cast::<ThreadSpec>() };
-    run_work(spec.name, Needs::FOR_PLUGINS, spec.work);
+    run_as_memprof_thread(spec.name, Needs::FOR_PLUGINS, spec.work);
     ptr::null_mut()
 }
 
@@ -177,7 +183,7 @@ pub fn set_thread_end_hook(act: fn()) {
 
 /// Names the calling thread, calls the function of [`set_thread_start_hook`], waits until the allocator has memory for
 /// the thread's variables, and runs `work`. Finally calls the function of [`set_thread_end_hook`].
-fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
+fn run_as_memprof_thread(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     // SAFETY: pthread_self(3) has no preconditions.
     let this = unsafe { libc::pthread_self() };
     // SAFETY: pthread_setname_np(3): a NUL-terminated name. If it is too long, the call has no effect.
@@ -185,8 +191,8 @@ fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
     if let Some(act) = AT_START.get() {
         act();
     }
-    // `spawn_with` has checked the memory already, but the program may have used it meanwhile, and jemalloc 5.3 reads
-    // through a null pointer if it gets none for a thread's cache.
+    // `spawn_with_needs` has checked the memory already, but the program may have used it meanwhile, and jemalloc 5.3
+    // reads through a null pointer if it gets none for a thread's cache.
     while require_mappings(LEAST_ALLOCATOR_BYTES, 2).is_err() || !allocate_thread_locals() {
         thread::sleep(MEMORY_POLL_INTERVAL);
     }
@@ -205,7 +211,7 @@ fn run_work(name: &CStr, needs: Needs, work: impl FnOnce(&mut Privileges)) {
 #[inline(never)]
 fn run_catching_panic(needs: Needs, work: impl FnOnce(&mut Privileges)) {
     reset_inherited_settings();
-    let mut privileges = needs.apply_privileges();
+    let mut privileges = needs.limit_privileges();
     let worked = panic::catch_unwind(AssertUnwindSafe(|| work(&mut privileges)));
     if let Err(payload) = worked {
         // The panic hook has logged it. The payload is leaked, because dropping it runs foreign code, which may panic
@@ -236,7 +242,7 @@ unsafe fn create_thread(
         // SAFETY: pthread_create(3): initialized attributes. The caller vouches for `entry` and `argument`.
         let created =
             unsafe { libc::pthread_create(&raw mut id, &raw const attributes.0, entry, argument) };
-        pthread_result(created)
+        check_pthread_result(created)
     };
     created.map(|()| Thread {
         id,
@@ -298,7 +304,7 @@ impl Attributes {
     fn new() -> io::Result<Self> {
         let mut attributes = MaybeUninit::uninit();
         // SAFETY: pthread_attr_init(3) writes the attributes.
-        pthread_result(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
+        check_pthread_result(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
         // SAFETY: pthread_attr_init(3) succeeded.
         Ok(Self(unsafe { attributes.assume_init() }))
     }
@@ -306,7 +312,7 @@ impl Attributes {
     /// Sets the size of the stack, in bytes. Fails if it is below the C library's minimum.
     fn set_stack_size(&mut self, bytes: usize) -> io::Result<()> {
         // SAFETY: pthread_attr_setstacksize(3): attributes that `new` initialized.
-        pthread_result(unsafe { libc::pthread_attr_setstacksize(&raw mut self.0, bytes) })
+        check_pthread_result(unsafe { libc::pthread_attr_setstacksize(&raw mut self.0, bytes) })
     }
 }
 
@@ -332,7 +338,7 @@ impl BlockedSignals {
         unsafe { libc::sigfillset(all.as_mut_ptr()) };
         let mut before = MaybeUninit::uninit();
         // SAFETY: pthread_sigmask(3) reads the first set and writes the other.
-        pthread_result(unsafe {
+        check_pthread_result(unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr())
         })?;
         // SAFETY: pthread_sigmask(3) succeeded.
@@ -351,7 +357,7 @@ impl Drop for BlockedSignals {
 }
 
 /// Converts the result of a pthread function: 0, or an error number.
-fn pthread_result(error: c_int) -> io::Result<()> {
+fn check_pthread_result(error: c_int) -> io::Result<()> {
     match error {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
@@ -404,8 +410,8 @@ mod tests {
             keeps_capabilities: true,
         };
         let before = status_field("CapEff:");
-        let thread = spawn_with(c"memprof-test", needs, move |privileges| {
-            privileges.match_main_thread();
+        let thread = spawn_with_needs(c"memprof-test", needs, move |privileges| {
+            privileges.limit_to_main_thread();
             // All that a plugin may use, below frames of memprof's.
             sender
                 .send((use_stack::<PLUGIN_STACK_BYTES>(), status_field("CapEff:")))

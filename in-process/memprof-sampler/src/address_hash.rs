@@ -34,13 +34,13 @@ impl AddressHash {
     #[inline(always)]
     pub(crate) fn block_bits(self, bits: u32) -> usize {
         // The lowest four bits are 0 in nearly every address that malloc returns.
-        mix_fast(self.0 >> 4, bits)
+        hash_lower_half(self.0 >> 4, bits)
     }
 
     /// Returns `bits` bits that are unrelated for neighbouring blocks. Mixes twice: after one multiplication, blocks at
     /// the start of neighbouring pages would still get neighbouring values.
     pub(crate) fn mixed_bits(self, bits: u32) -> usize {
-        let hash = mix(self.0 >> 4);
+        let hash = multiply_by_golden_ratio(self.0 >> 4);
         let hash = (hash ^ (hash >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
         (hash >> (u64::BITS - bits)) as usize
     }
@@ -49,14 +49,14 @@ impl AddressHash {
 /// Multiplies by 2^64 divided by the golden ratio. A hash must use the upper bits of the product, because they depend
 /// on all bits of the argument.
 #[inline(always)]
-pub(crate) fn mix(bits: u64) -> u64 {
+pub(crate) fn multiply_by_golden_ratio(bits: u64) -> u64 {
     bits.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
 /// Returns `bits` hash bits of the lower 32 bits of `number`: the upper bits of its product with 2^32 divided by the
 /// golden ratio. A 32-bit factor fits into the instruction.
 #[inline(always)]
-pub(crate) fn mix_fast(number: u64, bits: u32) -> usize {
+pub(crate) fn hash_lower_half(number: u64, bits: u32) -> usize {
     ((number as u32).wrapping_mul(0x9E37_79B1) >> (u32::BITS - bits)) as usize
 }
 

@@ -19,7 +19,7 @@ const COUNTDOWN_COUNT: usize = 1024;
 /// Step of the sequence of seeds: 2^64 divided by the golden ratio, rounded to an odd number.
 const SEED_STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Sequence of seeds (`new_seed`).
+/// Sequence of seeds (`draw_seed`).
 static SEEDS: AtomicU64 = AtomicU64::new(0);
 
 /// Mean bytes between samples; 0 while sampling is stopped.
@@ -83,7 +83,7 @@ pub(crate) fn start_next_countdown(bytes: usize) -> bool {
         return false;
     }
     if countdown.random.load(Relaxed) == 0 {
-        countdown.random.store(new_seed(), Relaxed);
+        countdown.random.store(draw_seed(), Relaxed);
         // The expired countdown is from before the thread sampled, so it says nothing about this allocation: draw a new
         // one.
         let gap = countdown.draw_gap(interval);
@@ -96,7 +96,7 @@ pub(crate) fn start_next_countdown(bytes: usize) -> bool {
     countdown.remaining.store(gap, Relaxed);
     // An excluded thread only drops its sample. Parking it could cost samples of a program thread that shares the
     // countdown.
-    !excluded_threads::is_excluded()
+    !excluded_threads::is_this_thread_excluded()
 }
 
 /// Guard that pauses this thread's countdown, because nested allocations are part of one that was already counted.
@@ -135,18 +135,18 @@ impl Drop for CountdownPause {
 /// numbers.
 pub(crate) fn set_interval(interval: u64) {
     INTERVAL.store(interval, Relaxed);
-    restart_all();
+    restart_all_countdowns();
 }
 
 /// Restarts the countdowns in a forked child with random numbers of its own. Otherwise, children that run the same code
 /// would all sample the same objects.
 pub(crate) fn reset_in_child() {
     vary_seeds();
-    restart_all();
+    restart_all_countdowns();
 }
 
 /// Restarts all countdowns: each expires at the next allocation, which then draws a new seed and a new countdown.
-fn restart_all() {
+fn restart_all_countdowns() {
     for thread in &THREADS {
         thread.random.store(0, Relaxed);
         thread.remaining.store(0, Relaxed);
@@ -176,7 +176,7 @@ pub(crate) fn vary_seeds() {
 /// Draws a seed for the calling thread's random numbers. The seed differs between threads, and between activations of
 /// sampling. Reads no time stamp counter (RDTSC): the program may have forbidden the thread to do so (`PR_SET_TSC` of
 /// prctl(2)).
-fn new_seed() -> u64 {
+fn draw_seed() -> u64 {
     let drawn = SEEDS.fetch_add(SEED_STEP, Relaxed);
     // splitmix64: neighbouring inputs give unrelated outputs.
     let mut seed = drawn.wrapping_add((thread_pointer() as u64).wrapping_mul(SEED_STEP));
@@ -240,7 +240,7 @@ mod tests {
     fn gaps_of_many_draws_have_exponential_mean_and_tail() {
         const DRAWS: u64 = 1_000_000;
         const INTERVAL: u64 = 512 << 10;
-        let (mut state, mut sum, mut long_gaps) = (new_seed(), 0, 0);
+        let (mut state, mut sum, mut long_gaps) = (draw_seed(), 0, 0);
         for _ in 0..DRAWS {
             state = xorshift(state);
             let gap = exponential_gap(state, INTERVAL);

@@ -13,7 +13,7 @@ use crate::allocator_functions::Shape;
 use crate::countdown::{CountdownPause, count_down, start_next_countdown};
 use crate::entry_table::EntryRow;
 use crate::hooks::{Returned, body, hook_functions, is_usual, original_function, word};
-use crate::sampler::{may_be_sample, record_sample, remove_sample, restore_sample};
+use crate::sampler::{may_be_sampled, record_sample, remove_sample, restore_sample};
 use crate::tally;
 
 /// Type of every patched function: none has more than five arguments, and unused ones are ignored.

@@ -55,23 +55,23 @@ impl Drop for SamplerExclusion {
 
 /// Excludes the calling thread until it ends. Has no effect if all cells are in use.
 pub fn exclude_this_thread() {
-    if !is_excluded() {
+    if !is_this_thread_excluded() {
         claim_cell();
     }
 }
 
 /// Returns whether the calling thread is excluded from sampling. Costs one load for nearly every thread that is not
 /// excluded. May free cells of ended threads that had the same thread pointer.
-pub(crate) fn is_excluded() -> bool {
+pub(crate) fn is_this_thread_excluded() -> bool {
     let own = thread_pointer();
-    cell_counter(own).load(Relaxed) != 0 && has_cell(own)
+    cell_counter(own).load(Relaxed) != 0 && has_thread_cell(own)
 }
 
 /// Returns whether the calling thread, whose thread pointer is `own`, has a cell. Frees cells of ended threads that had
 /// the same thread pointer.
 #[cold]
 #[inline(never)]
-fn has_cell(own: usize) -> bool {
+fn has_thread_cell(own: usize) -> bool {
     THREADS.iter().any(|cell| {
         if cell.pointer.load(Acquire) != own {
             return false;
@@ -91,7 +91,7 @@ fn claim_cell() -> Option<&'static ThreadCell> {
     let own = thread_pointer();
     let is_orphaned = |cell: &&ThreadCell| {
         let pointer = cell.pointer.load(Acquire);
-        pointer != CLAIMED && has_ended(cell.id.load(Relaxed)) && cell.claim(pointer, own)
+        pointer != CLAIMED && has_thread_ended(cell.id.load(Relaxed)) && cell.claim(pointer, own)
     };
     let free = THREADS.iter().find(|cell| cell.claim(0, own));
     free.or_else(|| THREADS.iter().find(is_orphaned))
@@ -110,7 +110,7 @@ fn current_tid() -> i64 {
 
 /// Returns whether this process has no thread with the kernel's thread id `id`. Also true if tgkill(2) fails for
 /// another reason.
-fn has_ended(id: i64) -> bool {
+fn has_thread_ended(id: i64) -> bool {
     // SAFETY: getpid(2) reads a number.
     let process = unsafe { libc::getpid() };
     // SAFETY: tgkill(2) with signal 0 only checks whether the thread exists.
@@ -165,19 +165,22 @@ mod tests {
         let outer = SamplerExclusion::for_this_thread();
         let inner = SamplerExclusion::for_this_thread();
         drop(inner);
-        assert!(is_excluded());
+        assert!(is_this_thread_excluded());
         drop(outer);
-        assert!(!is_excluded());
+        assert!(!is_this_thread_excluded());
     }
 
     #[test]
     fn cells_of_ended_threads_are_reused() {
         for _ in 0..3 * MAX_THREADS {
             let excluded = thread::spawn(|| {
-                assert!(!is_excluded(), "it has the pointer of one that ended");
+                assert!(
+                    !is_this_thread_excluded(),
+                    "it has the pointer of one that ended"
+                );
                 exclude_this_thread();
                 exclude_this_thread();
-                is_excluded()
+                is_this_thread_excluded()
             });
             assert!(excluded.join().unwrap());
         }

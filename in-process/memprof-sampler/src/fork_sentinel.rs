@@ -47,7 +47,7 @@ impl ForkSentinel {
             // SAFETY: only this thread has the address of `fresh`, because another thread's mapping was stored.
             unsafe { mapping::unmap(fresh, PAGE_WORDS) };
         }
-        if let Some(mark) = self.mark() {
+        if let Some(mark) = self.mark_word() {
             mark.store(1, Relaxed);
         }
     }
@@ -56,7 +56,7 @@ impl ForkSentinel {
     /// forked children. Without a mark, the process id decides, which costs a system call.
     #[inline(always)]
     pub(crate) fn is_sampling_process(&self) -> bool {
-        match self.mark() {
+        match self.mark_word() {
             Some(mark) => mark.load(Relaxed) == 1,
             None => self.id.load(Relaxed) == current_pid(),
         }
@@ -65,7 +65,7 @@ impl ForkSentinel {
     /// Returns the word that the kernel zeroes in forked children. `None` before [`Self::adopt_process`], or if the
     /// kernel lacks `MADV_WIPEONFORK` or had no memory.
     #[inline(always)]
-    fn mark(&self) -> Option<&AtomicU64> {
+    fn mark_word(&self) -> Option<&AtomicU64> {
         let mark = self.mark.load(Acquire);
         // SAFETY: null, or a mapping of `map_mark`, which is never unmapped and whose zeros are valid.
         unsafe { mark.as_ref() }
@@ -115,7 +115,7 @@ mod tests {
     fn forked_child_is_not_current() {
         let marked = ForkSentinel::new();
         marked.adopt_process();
-        assert!(marked.mark().is_some());
+        assert!(marked.mark_word().is_some());
         let without_mark = ForkSentinel::new();
         without_mark.id.store(current_pid(), Relaxed);
         for process in [marked, without_mark] {

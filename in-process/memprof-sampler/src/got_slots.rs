@@ -110,7 +110,7 @@ impl GotSlots {
             if object.code.contains(&own_function) {
                 set_own_code(&object.code);
             }
-            loader_calls::set_originals(|name| {
+            loader_calls::store_original_functions(|name| {
                 let definition = object.definition(name)?;
                 Some(definition.direct_function())
             });

@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::aligned::call_aligned;
 use crate::countdown::{CountdownPause, count_down, start_next_countdown};
-use crate::sampler::{may_be_sample, record_sample, remove_sample, restore_sample};
+use crate::sampler::{may_be_sampled, record_sample, remove_sample, restore_sample};
 use crate::tally;
 
 /// Role of a function. Hooks are enabled and disabled by role.
@@ -147,20 +147,20 @@ macro_rules! hook_functions {
             if !TALLIED && !OUTER && is_usual!($kind $($operand),+) {
                 return $call;
             }
-            // SAFETY: `call_cold_aligned` passes on the arguments of the hook's caller.
-            unsafe { call_cold_aligned::<TALLIED, OUTER>($($arg),*) }
+            // SAFETY: `call_slow_path_aligned` passes on the arguments of the hook's caller.
+            unsafe { call_slow_path_aligned::<TALLIED, OUTER>($($arg),*) }
         }
 
-        /// Aligns the stack, and calls [`hook_cold`] with the arguments.
+        /// Aligns the stack, and calls [`hook_slow_path`] with the arguments.
         ///
         /// # Safety
         /// The arguments are those of the hook's caller.
         #[cold]
         #[unsafe(naked)]
-        unsafe extern "C-unwind" fn call_cold_aligned<const TALLIED: bool, const OUTER: bool>(
+        unsafe extern "C-unwind" fn call_slow_path_aligned<const TALLIED: bool, const OUTER: bool>(
             $($arg: word!($arg)),*
         ) -> Returned {
-            call_aligned!(hook_cold::<TALLIED, OUTER>)
+            call_aligned!(hook_slow_path::<TALLIED, OUTER>)
         }
 
         /// Slow path of the hook: calls the allocator's function, and updates the sample countdown, the tally and the
@@ -168,7 +168,7 @@ macro_rules! hook_functions {
         ///
         /// # Safety
         /// The arguments are those of the hook's caller.
-        unsafe extern "C-unwind" fn hook_cold<const TALLIED: bool, const OUTER: bool>(
+        unsafe extern "C-unwind" fn hook_slow_path<const TALLIED: bool, const OUTER: bool>(
             $($arg: word!($arg)),*
         ) -> Returned {
             body!($kind $($operand),+; $call)
@@ -185,10 +185,10 @@ macro_rules! is_usual {
         count_down($bytes)
     };
     (free $block:expr) => {
-        !may_be_sample($block)
+        !may_be_sampled($block)
     };
     (reallocate $old:expr, $bytes:expr) => {
-        !may_be_sample($old) && count_down($bytes)
+        !may_be_sampled($old) && count_down($bytes)
     };
     (expand $block:expr, $bytes:expr, $more:expr) => {
         false
@@ -228,7 +228,7 @@ macro_rules! body {
         returned
     }};
     (free $block:expr; $call:expr) => {{
-        if may_be_sample($block) {
+        if may_be_sampled($block) {
             // Removed before the call: once the block is free, another thread may get the same address.
             remove_sample($block);
         }
@@ -243,7 +243,7 @@ macro_rules! body {
             true => tally::block_size($old),
             false => 0,
         };
-        let removed = may_be_sample($old).then(|| remove_sample($old)).flatten();
+        let removed = may_be_sampled($old).then(|| remove_sample($old)).flatten();
         let pause = OUTER.then(CountdownPause::new);
         let returned = $call;
         drop(pause);
@@ -278,7 +278,7 @@ macro_rules! body {
                 tally::record_free(before);
                 tally::record_alloc($block, bytes);
             }
-            if may_be_sample($block) {
+            if may_be_sampled($block) {
                 remove_sample($block);
             }
             if !count_down(bytes) && start_next_countdown(bytes) {

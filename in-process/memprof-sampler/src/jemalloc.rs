@@ -9,7 +9,7 @@ use core::ffi::{c_int, c_void};
 
 use crate::aligned::call_aligned;
 use crate::countdown::{count_down, start_next_countdown};
-use crate::sampler::{may_be_sample, record_sample, remove_sample};
+use crate::sampler::{may_be_sampled, record_sample, remove_sample};
 
 /// jemalloc's `hooks_t`.
 #[repr(C)]
@@ -102,7 +102,7 @@ unsafe extern "C" fn on_allocated(
 
 /// Removes the sample of a block that is about to be freed.
 unsafe extern "C" fn on_freed(_: *mut c_void, _: c_int, block: usize, _: *const usize) {
-    if may_be_sample(block) {
+    if may_be_sampled(block) {
         remove_sample(block);
     }
 }
@@ -124,7 +124,7 @@ unsafe extern "C" fn on_expanded(
     // SAFETY: hook.h: an array of four words. The second one is the size in all three functions that resize in place
     // (realloc, rallocx, xallocx).
     let [_, size] = unsafe { args.cast::<[usize; 2]>().read() };
-    if may_be_sample(block) {
+    if may_be_sampled(block) {
         remove_sample(block);
     }
     sample_if_due(block, size);

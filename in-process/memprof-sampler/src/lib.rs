@@ -58,12 +58,12 @@ pub use got_slots::{
 };
 pub use hooks::Role;
 pub use jemalloc::{JemallocHooks, jemalloc_hooks};
-pub use loader_calls::set_before_loader_call;
+pub use loader_calls::set_function_before_loader_calls;
 pub use patched_entries::{PatchedEntries, TABLES_SYMBOL, memprof_entry_tables};
 pub use python_allocator::{PythonAllocator, PythonFunctions, UnwrappedPython};
 pub use remote_tables::{MARK, RemoteTables};
 pub use sampler::{
-    LiveSample, SamplerError, SamplerStats, clear, counts, for_each_live, for_each_record,
+    LiveSample, SamplerError, SamplerStats, clear, counts, for_each_live_sample, for_each_record,
     interval, map_name_table, reset_in_child, start, stop,
 };
 pub use stack_table::{EVICTED, MAX_FRAMES, StackRecord, StackRecordId};

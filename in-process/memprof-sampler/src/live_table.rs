@@ -177,7 +177,7 @@ pub(crate) fn table_ranges(
 /// Finds the sample at an address in another process, whose tables start at `tables` (0: not mapped). `word` reads
 /// eight bytes of that process. Returns the sample's stack record. `None` if there is no such sample, or memory is
 /// unreadable.
-pub(crate) fn find_record_remotely(
+pub(crate) fn find_remote_record(
     tables: [u64; BUCKETS_PER_TABLE.len()],
     hash: AddressHash,
     address: u64,

@@ -29,19 +29,19 @@ static ORIGINALS: [AtomicUsize; HOOK_COUNT] = [const { AtomicUsize::new(0) }; HO
 /// Marks a function whose first definition is indirect (IFUNC) or a variable: its address is unknown, and calls must
 /// not be led to a later object's.
 const UNHOOKABLE: usize = usize::MAX;
-/// Function that [`set_before_loader_call`] stored; 0 if none was stored.
+/// Function that [`set_function_before_loader_calls`] stored; 0 if none was stored.
 static BEFORE_CALL: AtomicUsize = AtomicUsize::new(0);
 
 /// Sets a function to call before each call that the program makes to the loader while sampling is on. `function` may
 /// wait for the loader's lock, because the loader waits for that lock anyway.
-pub fn set_before_loader_call(function: extern "C" fn()) {
+pub fn set_function_before_loader_calls(function: extern "C" fn()) {
     BEFORE_CALL.store(function as usize, Release);
 }
 
 /// Stores the addresses of the functions in [`NAMES`] that an object defines, except those that an earlier object
 /// defined. `definition` returns the object's own definition of a name: the function's address, or `Some(None)` if that
 /// is unknown.
-pub(crate) fn set_originals(definition: impl Fn(&CStr) -> Option<Option<usize>>) {
+pub(crate) fn store_original_functions(definition: impl Fn(&CStr) -> Option<Option<usize>>) {
     for (name, original) in NAMES.iter().zip(&ORIGINALS) {
         let found = definition(name).map_or(0, |function| function.unwrap_or(UNHOOKABLE));
         // The exchange fails if an earlier object defined the function.
@@ -49,7 +49,7 @@ pub(crate) fn set_originals(definition: impl Fn(&CStr) -> Option<Option<usize>>)
     }
 }
 
-/// Returns the hooks of the functions in [`NAMES`]. Call it after [`set_originals`] for every object.
+/// Returns the hooks of the functions in [`NAMES`]. Call it after [`store_original_functions`] for every object.
 pub(crate) fn hooks() -> [Hook; HOOK_COUNT] {
     core::array::from_fn(|index| {
         let address = HOOKS[index] as *const () as usize;
@@ -67,9 +67,9 @@ pub(crate) fn hooks() -> [Hook; HOOK_COUNT] {
     })
 }
 
-/// Calls [`before_call`] on an aligned stack, then jumps to the program's function. At the jump the stack is as the
-/// caller left it, because the loader finds the calling object by the return address. Of the registers for arguments
-/// only the first three are kept: no hooked function has more arguments.
+/// Calls [`run_before_loader_call`] on an aligned stack, then jumps to the program's function. At the jump the stack is
+/// as the caller left it, because the loader finds the calling object by the return address. Of the registers for
+/// arguments only the first three are kept: no hooked function has more arguments.
 ///
 /// # Safety
 /// Only slots of function number `INDEX` hold this hook's address, and the original function was stored before.
@@ -94,19 +94,19 @@ unsafe extern "C" fn hook<const INDEX: usize>() {
         ".cfi_def_cfa rsp, 8",
         "jmp qword ptr [rip + {originals} + {offset}]",
         ".cfi_endproc",
-        before = sym before_call,
+        before = sym run_before_loader_call,
         originals = sym ORIGINALS,
         offset = const INDEX * size_of::<AtomicUsize>(),
     )
 }
 
-/// Calls the function set by [`set_before_loader_call`] if sampling is on. Preserves `errno`.
-extern "C" fn before_call() {
+/// Calls the function set by [`set_function_before_loader_calls`] if sampling is on. Preserves `errno`.
+extern "C" fn run_before_loader_call() {
     let function = BEFORE_CALL.load(Acquire);
     if function == 0 || countdown::interval() == 0 {
         return;
     }
-    // SAFETY: `set_before_loader_call` stored a function of this type.
+    // SAFETY: `set_function_before_loader_calls` stored a function of this type.
     let function = unsafe { mem::transmute::<usize, extern "C" fn()>(function) };
     // SAFETY: errno(3) of the calling thread.
     let errno = unsafe { libc::__errno_location() };

@@ -99,7 +99,7 @@ impl PatchedEntries {
 
     /// Makes the hooks that GOT slots may hold call the relocated prologues. The functions themselves now jump to
     /// hooks, so calling these would count twice.
-    fn set_originals(&self) {
+    fn make_hooks_call_prologues(&self) {
         for entry in self.entries() {
             let mut hooks = self.hooks.iter().flatten();
             if let Some(hook) = hooks.find(|hook| hook.name.to_bytes() == entry.name()) {
@@ -123,7 +123,7 @@ impl PatchedEntries {
         if !self.is_complete() {
             return None;
         }
-        self.set_originals();
+        self.make_hooks_call_prologues();
         for entry in self.entries() {
             if let Some(shape) = entry.shape() {
                 let hook = entry_hook(shape, entry.is_outer != 0);

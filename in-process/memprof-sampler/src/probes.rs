@@ -55,7 +55,7 @@ macro_rules! probe {
 
 /// Fires the probe of a sampled allocation, if a tracer listens. The probe's arguments are the block's address, its
 /// size, and the number of bytes that the sample represents at the mean sample distance `interval`, in bytes.
-pub(crate) fn fire_alloc(block: usize, size: u64, interval: u64) {
+pub(crate) fn fire_allocation_probe(block: usize, size: u64, interval: u64) {
     if ALLOC_SEMAPHORE.load(Relaxed) != 0 {
         let weight = represented_bytes(size, interval);
         probe!(
@@ -70,7 +70,7 @@ pub(crate) fn fire_alloc(block: usize, size: u64, interval: u64) {
 }
 
 /// Fires the probe of a sampled block that is about to be freed, if a tracer listens.
-pub(crate) fn fire_free(block: usize) {
+pub(crate) fn fire_free_probe(block: usize) {
     if FREE_SEMAPHORE.load(Relaxed) != 0 {
         probe!("free", FREE_SEMAPHORE, "8@%rdi", "rdi" = block);
     }
@@ -103,8 +103,8 @@ mod tests {
     fn probes_fired_without_tracer_do_nothing() {
         ALLOC_SEMAPHORE.store(1, Relaxed);
         FREE_SEMAPHORE.store(1, Relaxed);
-        fire_alloc(1, 2, 3);
-        fire_free(1);
+        fire_allocation_probe(1, 2, 3);
+        fire_free_probe(1);
         ALLOC_SEMAPHORE.store(0, Relaxed);
         FREE_SEMAPHORE.store(0, Relaxed);
     }

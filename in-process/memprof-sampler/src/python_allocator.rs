@@ -107,7 +107,7 @@ impl PythonAllocator {
     /// The reason why no objects are sampled. If another tool has wrapped memprof's hooks, they stay, but do not
     /// sample.
     pub fn install_hooks(&self, leaf: usize) -> Result<(), UnwrappedPython> {
-        let installed = self.install_around_pymalloc(leaf);
+        let installed = self.wrap_pymalloc(leaf);
         set_recording(installed.is_ok());
         installed
     }
@@ -115,12 +115,12 @@ impl PythonAllocator {
     /// Installs the hooks around pymalloc, unless they are installed already, and sets the leaf frame of objects. Does
     /// not start to record samples. Fails if the interpreter was ended, if its objects do not come from pymalloc alone,
     /// or if another tool sets an allocator meanwhile.
-    fn install_around_pymalloc(&self, leaf: usize) -> Result<(), UnwrappedPython> {
-        if self.is_ended() {
+    fn wrap_pymalloc(&self, leaf: usize) -> Result<(), UnwrappedPython> {
+        if self.has_interpreter_ended() {
             return Err(UnwrappedPython::Ended);
         }
         let current = self.current_allocators();
-        if !current.iter().all(is_wrapped) {
+        if !current.iter().all(is_wrapped_by_memprof) {
             self.require_pymalloc()?;
             let [memory, objects] = current;
             // The name is that of the same functions only if they did not change meanwhile.
@@ -154,7 +154,7 @@ impl PythonAllocator {
     /// fork meanwhile: the interpreter's functions may take a mutex.
     pub fn remove_hooks(&self, keeps_frees: bool) -> bool {
         set_recording(false);
-        if originals()[0] == 0 || self.is_ended() {
+        if originals()[0] == 0 || self.has_interpreter_ended() {
             return true;
         }
         let mut functions = originals();
@@ -163,12 +163,12 @@ impl PythonAllocator {
             functions[2..].copy_from_slice(&hooks()[2..]);
         }
         let current = self.current_allocators();
-        let next = current.map(|before| match is_wrapped(&before) {
+        let next = current.map(|before| match is_wrapped_by_memprof(&before) {
             true => before.with_functions(functions),
             false => before,
         });
         let is_known = |allocator: &ObjectAllocator| {
-            is_wrapped(allocator) || allocator.functions == originals()
+            is_wrapped_by_memprof(allocator) || allocator.functions == originals()
         };
         self.replace_allocators(current, next) && next.iter().all(is_known)
     }
@@ -199,7 +199,7 @@ impl PythonAllocator {
     /// Returns whether the interpreter has ended after an earlier call of this function found it initialized. Remembers
     /// whether the interpreter is initialized now. An interpreter that was never initialized has not ended: the program
     /// may be sampled from its start.
-    fn is_ended(&self) -> bool {
+    fn has_interpreter_ended(&self) -> bool {
         // SAFETY: the function reads a word of the interpreter, at any time.
         let is_initialized = unsafe { (self.is_initialized)() } != 0;
         WAS_INITIALIZED.fetch_or(is_initialized, Relaxed) && !is_initialized
@@ -220,7 +220,7 @@ impl PythonAllocator {
     /// if a tool sets its hook between this call's comparison and its change, nanoseconds later, the tool's hook is
     /// lost.
     fn replace_allocators(&self, before: [ObjectAllocator; 2], next: [ObjectAllocator; 2]) -> bool {
-        self.set_where_unchanged(before, next);
+        self.set_allocators_where_unchanged(before, next);
         let now = self.current_allocators();
         if now == next {
             return true;
@@ -229,13 +229,17 @@ impl PythonAllocator {
             true => before[index],
             false => now[index],
         });
-        self.set_where_unchanged(now, undone);
+        self.set_allocators_where_unchanged(now, undone);
         false
     }
 
     /// Sets the allocators for which `next` differs from `before`. Stops at the first domain whose allocator is no
     /// longer the one in `before`.
-    fn set_where_unchanged(&self, before: [ObjectAllocator; 2], next: [ObjectAllocator; 2]) {
+    fn set_allocators_where_unchanged(
+        &self,
+        before: [ObjectAllocator; 2],
+        next: [ObjectAllocator; 2],
+    ) {
         for (index, domain) in DOMAINS.into_iter().enumerate() {
             if self.current_allocators()[index] != before[index] {
                 return;
@@ -259,7 +263,7 @@ impl ObjectAllocator {
 
 /// Returns whether an allocator's functions are memprof's hooks: all four, or only `realloc` and `free`, which see
 /// frees. False if another tool has wrapped them.
-fn is_wrapped(allocator: &ObjectAllocator) -> bool {
+fn is_wrapped_by_memprof(allocator: &ObjectAllocator) -> bool {
     let ([malloc, calloc, realloc, free], own) = (hooks(), originals());
     let found = allocator.functions;
     found == [malloc, calloc, realloc, free] || found == [own[0], own[1], realloc, free]
@@ -298,7 +302,7 @@ mod tests {
 
     unsafe extern "C" fn set(domain: c_int, next: *mut ObjectAllocator) {
         let mut allocators = DOMAIN_ALLOCATORS.lock().unwrap();
-        // SAFETY: `set_where_unchanged` passes its own structure.
+        // SAFETY: `set_allocators_where_unchanged` passes its own structure.
         allocators[domain as usize - 1] = unsafe { *next };
         SETS.fetch_add(1, Relaxed);
         if let Some(intruded) = allocators.get_mut(INTRUDED.swap(-1, Relaxed) as usize) {

@@ -9,7 +9,7 @@ use core::sync::atomic::{
 
 use crate::countdown::{self, count_down, start_next_countdown};
 use crate::hooks::original_function;
-use crate::sampler::{may_be_sample, record_sample_with_leaf, remove_sample, restore_sample};
+use crate::sampler::{may_be_sampled, record_sample_with_leaf, remove_sample, restore_sample};
 
 /// `SMALL_REQUEST_THRESHOLD` of obmalloc.c, from 3.8 to 3.14. Larger requests go on to malloc, whose hooks count them.
 const MAX_PYMALLOC: usize = 512;
@@ -90,7 +90,7 @@ fn record_object(block: usize, size: usize) {
 unsafe extern "C" fn malloc(context: usize, size: usize) -> usize {
     if size <= MAX_PYMALLOC && !count_down(size) {
         // SAFETY: the hook's caller passed these arguments.
-        return unsafe { sampled_malloc(context, size) };
+        return unsafe { malloc_and_sample(context, size) };
     }
     // SAFETY: pymem.h gives the type.
     let call = unsafe { pymalloc_function::<Malloc>(0) };
@@ -105,7 +105,7 @@ unsafe extern "C" fn malloc(context: usize, size: usize) -> usize {
 /// The arguments are those of the hook's caller.
 #[cold]
 #[inline(never)]
-unsafe extern "C" fn sampled_malloc(context: usize, size: usize) -> usize {
+unsafe extern "C" fn malloc_and_sample(context: usize, size: usize) -> usize {
     let is_due = start_next_countdown(size);
     // SAFETY: pymem.h gives the type.
     let call = unsafe { pymalloc_function::<Malloc>(0) };
@@ -123,7 +123,7 @@ unsafe extern "C" fn calloc(context: usize, count: usize, size: usize) -> usize 
     let bytes = count.saturating_mul(size);
     if bytes <= MAX_PYMALLOC && !count_down(bytes) {
         // SAFETY: the hook's caller passed these arguments.
-        return unsafe { sampled_calloc(context, count, size) };
+        return unsafe { calloc_and_sample(context, count, size) };
     }
     // SAFETY: pymem.h gives the type.
     let call = unsafe { pymalloc_function::<Calloc>(1) };
@@ -138,7 +138,7 @@ unsafe extern "C" fn calloc(context: usize, count: usize, size: usize) -> usize 
 /// The arguments are those of the hook's caller.
 #[cold]
 #[inline(never)]
-unsafe extern "C" fn sampled_calloc(context: usize, count: usize, size: usize) -> usize {
+unsafe extern "C" fn calloc_and_sample(context: usize, count: usize, size: usize) -> usize {
     let bytes = count.saturating_mul(size);
     let is_due = start_next_countdown(bytes);
     // SAFETY: pymem.h gives the type.
@@ -159,7 +159,7 @@ unsafe extern "C" fn sampled_calloc(context: usize, count: usize, size: usize) -
 unsafe extern "C" fn realloc(context: usize, old: usize, size: usize) -> usize {
     // SAFETY: pymem.h gives the type.
     let call = unsafe { pymalloc_function::<Realloc>(2) };
-    let removed = may_be_sample(old).then(|| remove_sample(old)).flatten();
+    let removed = may_be_sampled(old).then(|| remove_sample(old)).flatten();
     let before = countdown::remaining_bytes();
     // SAFETY: the hook's caller passed these arguments for this function.
     let block = unsafe { call(context, old, size) };
@@ -177,9 +177,9 @@ unsafe extern "C" fn realloc(context: usize, old: usize, size: usize) -> usize {
 
 /// Hook of pymalloc's free. Removes the block's sample, if there is one, and frees the block.
 unsafe extern "C" fn free(context: usize, block: usize) {
-    if may_be_sample(block) {
+    if may_be_sampled(block) {
         // SAFETY: the hook's caller passed these arguments.
-        return unsafe { free_sample(context, block) };
+        return unsafe { free_possibly_sampled(context, block) };
     }
     // SAFETY: pymem.h gives the type.
     let call = unsafe { pymalloc_function::<Free>(3) };
@@ -194,7 +194,7 @@ unsafe extern "C" fn free(context: usize, block: usize) {
 /// The arguments are those of the hook's caller.
 #[cold]
 #[inline(never)]
-unsafe extern "C" fn free_sample(context: usize, block: usize) {
+unsafe extern "C" fn free_possibly_sampled(context: usize, block: usize) {
     // Removed before the call: once the block is free, another thread may get the same address.
     remove_sample(block);
     // SAFETY: pymem.h gives the type.

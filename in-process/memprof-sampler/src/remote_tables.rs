@@ -3,7 +3,7 @@
 use core::ops::Range;
 
 use crate::address_hash::AddressHash;
-use crate::live_table::{BUCKETS_PER_TABLE, find_record_remotely, table_ranges};
+use crate::live_table::{BUCKETS_PER_TABLE, find_remote_record, table_ranges};
 use crate::stack_table::{MAX_FRAMES, read_remote_frames};
 
 /// Bytes in front of the tables, among the variables of a process. The last one is the version of the layout
@@ -65,7 +65,7 @@ impl RemoteTables {
         mut word: impl FnMut(u64) -> Option<u64>,
         buffer: &'r mut [u64; MAX_FRAMES],
     ) -> Option<&'r [u64]> {
-        let record = find_record_remotely(
+        let record = find_remote_record(
             self.tables,
             AddressHash::new(block as usize),
             block,

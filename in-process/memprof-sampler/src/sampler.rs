@@ -149,7 +149,7 @@ pub fn clear() -> Result<(), SamplerError> {
     let mut waits = 0..MAX_CLEAR_WAITS;
     let wait = || waits.next().map(|_| wait_a_millisecond()).is_some();
     let drained = |claim: &ClaimedCell<'_>| {
-        count_freed(claim);
+        count_freed_sample(claim);
     };
     if !TABLES.live.drain(drained, wait) {
         GATE.open();
@@ -204,7 +204,7 @@ pub struct LiveSample {
 }
 
 /// Visits each live sample, in no particular order. May miss samples that are inserted or removed during the visits.
-pub fn for_each_live(mut visit: impl FnMut(LiveSample)) {
+pub fn for_each_live_sample(mut visit: impl FnMut(LiveSample)) {
     TABLES.live.for_each(|address, sample| {
         visit(LiveSample {
             address,
@@ -229,7 +229,7 @@ pub fn counts() -> SamplerStats {
 
 /// Returns whether a block is possibly sampled, by one load from the filter. False only if it is certainly not sampled.
 #[inline(always)]
-pub(crate) fn may_be_sample(block: usize) -> bool {
+pub(crate) fn may_be_sampled(block: usize) -> bool {
     FILTER.may_hold(block)
 }
 
@@ -251,14 +251,14 @@ pub(crate) fn remove_sample(block: usize) -> Option<RemovedSample> {
     }
     let hash = AddressHash::new(block);
     let claim = TABLES.live.claim_sample_cell(hash, block)?;
-    let (sample, record) = (claim.sample(), count_freed(&claim));
-    probes::fire_free(block);
+    let (sample, record) = (claim.sample(), count_freed_sample(&claim));
+    probes::fire_free_probe(block);
     Some(RemovedSample { sample, record })
 }
 
 /// Counts the sample in a claimed cell as freed, in the filter and the stack table. Returns the id of its stack record.
 /// The cell stays claimed.
-fn count_freed(claim: &ClaimedCell<'_>) -> StackRecordId {
+fn count_freed_sample(claim: &ClaimedCell<'_>) -> StackRecordId {
     let sample = claim.sample();
     FILTER.subtract(claim.address());
     TABLES.records.remove_sample(sample.record, sample.size)
@@ -273,7 +273,7 @@ pub(crate) fn restore_sample(block: usize, removed: RemovedSample) {
     if let Some(claim) = claim_cell(block) {
         match TABLES.records.restore_sample(record, sample.size) {
             true => insert_sample(claim, sample),
-            false => count_lost(),
+            false => count_lost_sample(),
         }
     }
 }
@@ -300,7 +300,7 @@ pub(crate) fn record_sample_with_leaf(block: usize, size: usize, leaf: usize) {
         return;
     };
     let Some(mut workspace) = Workspace::acquire() else {
-        return count_lost();
+        return count_lost_sample();
     };
     let (start, saved) = caller_registers();
     // SAFETY: registers of this function, whose frame stays during the walk.
@@ -318,7 +318,7 @@ pub(crate) fn record_sample_with_leaf(block: usize, size: usize, leaf: usize) {
     };
     // Interpreted frames go into the native stack; the merged stack has no frames of memprof.
     let (mut start, mut count) = (start, count);
-    if let Some(mut merged) = memprof_languages::merge(native, scratch) {
+    if let Some(mut merged) = memprof_languages::merge_interpreted_frames(native, scratch) {
         let before = merged.start.wrapping_sub(1);
         if let Some(free) = scratch.get_mut(before).filter(|_| leaf != 0) {
             *free = leaf;
@@ -335,7 +335,7 @@ pub(crate) fn record_sample_with_leaf(block: usize, size: usize, leaf: usize) {
     }
     let buffer = workspace.frames();
     let tail = PseudoFrames::for_this_thread();
-    let end = count.min(start + tail.frames_left(MAX_FRAMES));
+    let end = count.min(start + tail.frames_left_for_stack(MAX_FRAMES));
     early_ends::count_if_early(walk_end, end < count, last);
     let end = tail.append_to(buffer, end);
     let frames = buffer.get(start..end).unwrap_or_default();
@@ -347,7 +347,7 @@ pub(crate) fn record_sample_with_leaf(block: usize, size: usize, leaf: usize) {
             TABLES.records.add_sample(record, size);
             insert_sample(claim, Sample { size, record });
         }
-        None => count_lost(),
+        None => count_lost_sample(),
     }
 }
 
@@ -355,12 +355,12 @@ pub(crate) fn record_sample_with_leaf(block: usize, size: usize, leaf: usize) {
 /// whose free no hook has seen. `None` if the live table is full, which counts the sample as lost, or if the tables are
 /// being cleared.
 fn claim_cell(block: usize) -> Option<ClaimedCell<'static>> {
-    if may_be_sample(block) && remove_sample(block).is_some() {
+    if may_be_sampled(block) && remove_sample(block).is_some() {
         UNSEEN_FREES.fetch_add(1, Relaxed);
     }
     let claim = TABLES.live.claim_empty_cell(AddressHash::new(block), block);
     if claim.is_none() {
-        count_lost();
+        count_lost_sample();
     }
     claim.filter(|_| GATE.may_pass())
 }
@@ -371,11 +371,11 @@ fn insert_sample(claim: ClaimedCell<'_>, sample: Sample) {
     // Counted before the cell is filled: another thread may find the sample and remove it from then on.
     FILTER.add(block);
     claim.fill(sample);
-    probes::fire_alloc(block, sample.size, countdown::interval());
+    probes::fire_allocation_probe(block, sample.size, countdown::interval());
 }
 
 /// Counts a sample that cannot be recorded, because a table is full or no workspace for the stack walk is free.
-fn count_lost() {
+fn count_lost_sample() {
     LOST.fetch_add(1, Relaxed);
 }
 
@@ -461,7 +461,9 @@ mod tests {
             assert!(remove_sample(0).is_none());
             if live.contains_key(&block) || !state.is_multiple_of(3) {
                 let known = live.remove(&block);
-                let found = may_be_sample(block).then(|| remove_sample(block)).flatten();
+                let found = may_be_sampled(block)
+                    .then(|| remove_sample(block))
+                    .flatten();
                 assert_eq!(found.map(|removed| removed.sample.size), known, "{step}");
             } else {
                 record_sample(block, size as usize);

@@ -25,9 +25,9 @@ use core::sync::atomic::{
 pub use record::{MAX_FRAMES, StackRecord, StackRecordId};
 
 use cells::{
-    CELL_COUNT, IdleRecord, MAX_PROBES, MappedTable, StackKey, VACANT, hash_stack, record_life,
+    CELL_COUNT, IdleRecord, MAX_PROBES, MappedTable, StackKey, VACANT, hash_stack, life_of_record,
 };
-use counts::{live_counts, save_peak};
+use counts::{live_counts, save_peak_counts};
 use evicted::Evicted;
 use life::Life;
 use segments::{
@@ -91,7 +91,7 @@ impl StackTable {
         let record = loop {
             match self.segments.allocate_chain(words, key.frames.len()) {
                 Some(record) => break record,
-                None if self.evict_near(mapped, key.hash) => {}
+                None if self.evict_record_near(mapped, key.hash) => {}
                 None => return None,
             }
         };
@@ -110,7 +110,7 @@ impl StackTable {
                     mapped.life(record)?.begin(self.next_generation());
                     return Some(record);
                 }
-            } else if !self.evict_near(mapped, key.hash) {
+            } else if !self.evict_record_near(mapped, key.hash) {
                 self.segments.free_chain(words, record);
                 return None;
             }
@@ -127,7 +127,7 @@ impl StackTable {
     /// live samples, or had some when the process had most live bytes.
     #[cold]
     #[inline(never)]
-    fn evict_near(&self, mapped: MappedTable<'_>, hash: u64) -> bool {
+    fn evict_record_near(&self, mapped: MappedTable<'_>, hash: u64) -> bool {
         // If another thread evicts the selected record first, the next one is tried.
         (0..MAX_PROBES)
             .map_while(|_| mapped.select_evictable(hash))
@@ -137,7 +137,7 @@ impl StackTable {
     /// Evicts a record: marks its cell as vacant, adds its totals to the sums of its size class, and frees its
     /// segments. Returns false, with nothing changed, if the record has a user again, or another thread has evicted it.
     fn evict(&self, words: &[AtomicU64], idle: &IdleRecord<'_>) -> bool {
-        let Some(life) = record_life(words, idle.record) else {
+        let Some(life) = life_of_record(words, idle.record) else {
             return false;
         };
         if !life.evict(idle.generation) {
@@ -190,7 +190,7 @@ impl StackTable {
         let Some(MappedTable { words, .. }) = self.mapped_table() else {
             return;
         };
-        save_peak(words, record);
+        save_peak_counts(words, record);
         for (index, more) in changes {
             if let Some(word) = word(words, record, index) {
                 word.fetch_add(more, Relaxed);

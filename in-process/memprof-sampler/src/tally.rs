@@ -202,7 +202,7 @@ fn count_alloc(size: i64, requested: usize) {
     with_thread_totals(|totals, mode| {
         mode.add(&totals.objects, 1);
         mode.add(&totals.bytes, requested as u64);
-        mode.add_live(totals, size);
+        mode.add_live_bytes(totals, size);
     });
 }
 
@@ -211,7 +211,7 @@ fn count_alloc(size: i64, requested: usize) {
 #[inline(always)]
 pub(crate) fn record_free(size: i64) {
     if size != 0 {
-        with_thread_totals(|totals, mode| mode.add_live(totals, -size));
+        with_thread_totals(|totals, mode| mode.add_live_bytes(totals, -size));
     }
 }
 
@@ -237,7 +237,7 @@ impl AddMode {
     /// Adds `more` (negative for a free) to the pending live bytes, and flushes these to the shared sum once they reach
     /// ±[`BATCH_BYTES`].
     #[inline(always)]
-    fn add_live(self, totals: &ThreadTotals, more: i64) {
+    fn add_live_bytes(self, totals: &ThreadTotals, more: i64) {
         let pending = match self {
             Self::Exclusive => {
                 let pending = totals.pending.load(Relaxed) + more;
@@ -247,7 +247,7 @@ impl AddMode {
             Self::Shared => totals.pending.fetch_add(more, Relaxed) + more,
         };
         if pending.unsigned_abs() >= BATCH_BYTES.unsigned_abs() {
-            flush_pending(totals);
+            flush_pending_bytes(totals);
         }
     }
 }
@@ -255,7 +255,7 @@ impl AddMode {
 /// Adds a thread's pending bytes to the shared sum. Begins a new peak if the sum exceeds its maximum.
 #[cold]
 #[inline(never)]
-fn flush_pending(totals: &ThreadTotals) {
+fn flush_pending_bytes(totals: &ThreadTotals) {
     let pending = totals.pending.swap(0, Relaxed);
     let live = LIVE_BYTES.fetch_add(pending, AcqRel) + pending;
     if PEAK_BYTES.fetch_max(live, AcqRel) < live {

@@ -3,7 +3,7 @@
 
 use core::arch::asm;
 
-use crate::address_hash::mix_fast;
+use crate::address_hash::hash_lower_half;
 
 /// Returns the address of this thread's control block (`%fs:0`, x86-64 ABI, "Thread-Local Storage"), which is unique
 /// among running threads.
@@ -19,5 +19,5 @@ pub(crate) fn thread_pointer() -> usize {
 #[inline(always)]
 pub(crate) fn hash_thread_pointer(thread: usize, bits: u32) -> usize {
     // Control blocks are aligned to 64 bytes.
-    mix_fast(thread as u64 >> 6, bits)
+    hash_lower_half(thread as u64 >> 6, bits)
 }

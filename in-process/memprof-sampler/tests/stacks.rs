@@ -12,7 +12,8 @@ use std::slice;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use memprof_sampler::{
-    EntryRow, EntryTable, PatchedEntries, Role, Shape, clear, enable_tally, for_each_live, start,
+    EntryRow, EntryTable, PatchedEntries, Role, Shape, clear, enable_tally, for_each_live_sample,
+    start,
 };
 use memprof_unwind::clear_rules;
 use program::{Program, RET};
@@ -126,7 +127,7 @@ fn program_with_hooks(is_outer: bool) -> (Program, PatchedEntries) {
 /// Returns the addresses of all live samples.
 fn live() -> HashSet<usize> {
     let mut live = HashSet::new();
-    for_each_live(|sample| assert!(live.insert(sample.address)));
+    for_each_live_sample(|sample| assert!(live.insert(sample.address)));
     live
 }
 
@@ -183,7 +184,7 @@ fn check_failed_expansion(program: &Program, top: usize) {
     call(Shape::Size, [100; 5]);
     let sizes = || {
         let mut sizes = Vec::new();
-        for_each_live(|sample| sizes.push(sample.size));
+        for_each_live_sample(|sample| sizes.push(sample.size));
         sizes
     };
     assert_eq!(sizes(), [100]);

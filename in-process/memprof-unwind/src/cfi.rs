@@ -33,7 +33,7 @@ pub fn rule_at<'a>(
     section_at: impl FnOnce(u64) -> Option<Section<'a>>,
     address: u64,
 ) -> Rule {
-    let read = read_row(hdr, section_at, address, |row, eh_frame| {
+    let read = with_row_at(hdr, section_at, address, |row, eh_frame| {
         row.to_rule(eh_frame).unwrap_or(Rule::Complex)
     });
     match read {
@@ -58,7 +58,7 @@ pub(crate) fn caller_at<'a>(
     let caller = |row: &RegisterRules, eh_frame: &EhFrame<Bytes<'a>>| {
         row.caller_registers(eh_frame, callee, memory)
     };
-    Some(match read_row(hdr, section_at, address, caller)? {
+    Some(match with_row_at(hdr, section_at, address, caller)? {
         CodeUnwinding::Row(caller) => CodeUnwinding::Row(caller?),
         CodeUnwinding::Undescribed => CodeUnwinding::Undescribed,
         CodeUnwinding::Signal => CodeUnwinding::Signal,
@@ -80,7 +80,7 @@ pub(crate) enum CodeUnwinding<T> {
 /// section `.eh_frame_hdr`, and `section_at` returns the section `.eh_frame` for its address. Code without information
 /// and the kernel's return from a signal have no row: then `use_row` is not called. `None` if the information cannot be
 /// read.
-fn read_row<'a, T>(
+fn with_row_at<'a, T>(
     hdr: Section<'a>,
     section_at: impl FnOnce(u64) -> Option<Section<'a>>,
     address: u64,
@@ -113,10 +113,10 @@ fn read_row<'a, T>(
     let factor = fde.cie().code_alignment_factor();
     // The CIE's instructions build the first row. They apply to every address, so all of them run.
     let initial = fde.cie().instructions(&eh_frame, &bases);
-    row.run_to(initial, u64::MAX, factor)?;
+    row.run_instructions_to(initial, u64::MAX, factor)?;
     row.initial = Some(row.state.clone());
     row.start = fde.initial_address();
-    row.run_to(fde.instructions(&eh_frame, &bases), address, factor)?;
+    row.run_instructions_to(fde.instructions(&eh_frame, &bases), address, factor)?;
     Some(CodeUnwinding::Row(use_row(&row.state, &eh_frame)))
 }
 
@@ -148,7 +148,7 @@ impl CfiRow {
 
     /// Runs instructions until the row covers `address`: up to the first one that advances beyond it. `code_alignment`
     /// is the unit of advances, in bytes. `None` if an instruction is invalid or unsupported.
-    fn run_to(
+    fn run_instructions_to(
         &mut self,
         mut instructions: CallFrameInstructionIter<'_, Bytes<'_>>,
         address: u64,

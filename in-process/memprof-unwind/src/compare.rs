@@ -17,7 +17,7 @@ const MAX_FRAMES_BELOW: usize = 8;
 /// `None` if the walks differ, if memprof's is empty, or if its first frame is not among the first [`MAX_FRAMES_BELOW`]
 /// of the saved walker. Otherwise returns the saved walker's innermost frame, which may be a frame of that walker
 /// itself. Returns 0 if this frame is memprof's first one, too.
-pub(crate) fn leaf_if_equal(own: &WalkedStack<'_>, saved: &WalkedStack<'_>) -> Option<usize> {
+pub(crate) fn leaf_if_walks_agree(own: &WalkedStack<'_>, saved: &WalkedStack<'_>) -> Option<usize> {
     let first = own.frames.first()?;
     let mut near = saved.frames.iter().take(MAX_FRAMES_BELOW);
     let below = near.position(|frame| frame == first)?;
@@ -52,7 +52,11 @@ mod tests {
                 frames: saved,
                 is_truncated: saved_is_truncated,
             };
-            assert_eq!(leaf_if_equal(&own, &saved), expected, "{own:?} {saved:?}");
+            assert_eq!(
+                leaf_if_walks_agree(&own, &saved),
+                expected,
+                "{own:?} {saved:?}"
+            );
         };
         check(&[1, 2, 3], &[9, 8, 1, 2, 3], false, Some(9));
         check(&[1, 2, 3], &[1, 2, 3], false, Some(0));
@@ -77,6 +81,6 @@ mod tests {
             frames: &[9, 1, 2, 3],
             is_truncated: false,
         };
-        assert_eq!(leaf_if_equal(&own, &saved), Some(9));
+        assert_eq!(leaf_if_walks_agree(&own, &saved), Some(9));
     }
 }

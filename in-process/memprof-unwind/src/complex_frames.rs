@@ -9,7 +9,7 @@ use crate::object::{FindObject, loaded_caller_at};
 use crate::register_file::{RegisterFile, SavedRegisters};
 use crate::rule::Rule;
 use crate::spare_stack::SpareStack;
-use crate::walk::{Registers, StackReader, frame_pointer_caller, has_frame_pointer};
+use crate::walk::{Registers, StackReader, caller_by_frame_pointer, may_have_frame_pointer};
 
 /// Position of the walk with all registers, which follows the normal walk as far as needed.
 #[derive(Debug)]
@@ -101,8 +101,8 @@ impl ComplexFrames {
         (self.registers, was_interrupted) =
             match unwind_step(find, address, &self.registers, stack, memory) {
                 Ok(found) => found,
-                Err(Rule::Undescribed | Rule::Unknown) if has_frame_pointer(callee) => {
-                    let caller = frame_pointer_caller(callee, memory)?;
+                Err(Rule::Undescribed | Rule::Unknown) if may_have_frame_pointer(callee) => {
+                    let caller = caller_by_frame_pointer(callee, memory)?;
                     (RegisterFile::from_registers(caller), false)
                 }
                 Err(_) => return None,
@@ -131,13 +131,13 @@ fn unwind_step<M: StackReader>(
         memory,
         caller: Err(Rule::Unsupported),
     };
-    stack.call(run_step::<M>, &raw mut step as usize);
+    stack.call(run_unwind_step::<M>, &raw mut step as usize);
     step.caller
 }
 
 /// Runs the [`UnwindStep`] at the address `step`, and stores the result in it. Returns 0: [`SpareStack::call`] expects
 /// the bits of a rule, which `unwind_step` ignores.
-extern "C" fn run_step<M: StackReader>(step: usize) -> u32 {
+extern "C" fn run_unwind_step<M: StackReader>(step: usize) -> u32 {
     // SAFETY: `unwind_step` passes the address of its variable, and does not use the variable during the call.
     let step = unsafe { &mut *(step as *mut UnwindStep<'_, M>) };
     step.caller = loaded_caller_at(step.find, step.address, step.callee, step.memory);

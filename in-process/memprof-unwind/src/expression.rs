@@ -125,7 +125,7 @@ fn run_operation(
         }
         operation => {
             let (right, left) = (values.pop()?, values.pop()?);
-            calculate(operation, left, right)?
+            calculate_binary_operation(operation, left, right)?
         }
     };
     values.push(value)
@@ -133,7 +133,7 @@ fn run_operation(
 
 /// Returns the result of an operation with two operands. Comparisons are signed. `None` if the operation is
 /// unsupported.
-fn calculate(operation: gimli::DwOp, left: usize, right: usize) -> Option<usize> {
+fn calculate_binary_operation(operation: gimli::DwOp, left: usize, right: usize) -> Option<usize> {
     let (signed_left, signed_right) = (left as isize, right as isize);
     let bits = u32::try_from(right).unwrap_or(u32::MAX);
     Some(match operation {

@@ -11,7 +11,7 @@ use core::sync::atomic::{
 };
 
 use crate::HookStats;
-use crate::compare::{WalkedStack, leaf_if_equal};
+use crate::compare::{WalkedStack, leaf_if_walks_agree};
 use crate::pseudo_frames::PseudoFrames;
 use crate::rule::PackedRule;
 use crate::thread_walk::walk_with_fallback_rule;
@@ -157,7 +157,7 @@ unsafe extern "C" fn entry<const INDEX: usize>(_: *mut *mut c_void, _: *mut u32,
         "jmp qword ptr [rip + {hooks} + {saved}]",
         ".cfi_endproc",
         index = const INDEX,
-        sample = sym take_sample,
+        sample = sym walk_sample_stack,
         hooks = sym HOOKS,
         saved = const INDEX * size_of::<BacktraceHook>() + offset_of!(BacktraceHook, saved),
     )
@@ -170,7 +170,7 @@ unsafe extern "C" fn entry<const INDEX: usize>(_: *mut *mut c_void, _: *mut u32,
 ///
 /// # Safety
 /// Called only by [`entry`], with the arguments of the allocator.
-unsafe extern "C" fn take_sample(
+unsafe extern "C" fn walk_sample_stack(
     frames: *mut *mut c_void,
     count: *mut u32,
     capacity: u32,
@@ -204,7 +204,7 @@ unsafe extern "C" fn take_sample(
     let buffer = unsafe { slice::from_raw_parts_mut(frames.cast(), capacity as usize) };
     // Only now, because the comparison needs stacks without pseudo frames.
     let pseudo_frames = PseudoFrames::for_this_thread();
-    let before = pseudo_frames.frames_left(buffer.len());
+    let before = pseudo_frames.frames_left_for_stack(buffer.len());
     let stack = buffer.get_mut(..before).unwrap_or_default();
     let Some(walked) = hook.walk_into_buffer(start, hook.leaf.load(Relaxed), stack) else {
         return false;
@@ -290,7 +290,7 @@ impl BacktraceHook {
             frames: saved_stack,
             is_truncated: written >= capacity,
         };
-        let leaf = leaf_if_equal(&own, &saved_stack);
+        let leaf = leaf_if_walks_agree(&own, &saved_stack);
         if let Some(leaf) = leaf {
             self.leaf.store(leaf, Relaxed);
             self.agreed.fetch_add(1, Relaxed);

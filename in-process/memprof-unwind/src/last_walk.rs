@@ -25,7 +25,7 @@ static LAST_WALKS: [LastWalk; 1 << INDEX_BITS] = [const { LastWalk::new() }; 1 <
 
 /// Releases the last walks of all threads, because some threads may have ended. A running thread claims a cell again at
 /// its next walk.
-pub(crate) fn clear_owners() {
+pub(crate) fn release_last_walks() {
     for last_walk in &LAST_WALKS {
         last_walk.owner.store(0, Relaxed);
     }
@@ -190,9 +190,9 @@ impl<'a> LastWalkCursor<'a> {
         sp: usize,
         find: impl FnOnce(usize) -> Rule,
     ) -> PackedRule {
-        let (rule, slot) = match self.predicted_rule(table, address) {
+        let (rule, slot) = match self.take_predicted_rule(table, address) {
             Some(found) => found,
-            None => self.find_and_rejoin(table, address, sp, find),
+            None => self.find_rule_and_rejoin(table, address, sp, find),
         };
         if let Some(new_step) = self.new_steps.get_mut(self.count) {
             new_step.write(WalkStep::new(sp, slot));
@@ -204,12 +204,12 @@ impl<'a> LastWalkCursor<'a> {
     /// Returns the rule that the next step of the last walk predicts, with its index in `table`, and advances. `None`
     /// if the prediction is wrong, or if the last walk has no more steps.
     #[inline(always)]
-    fn predicted_rule(
+    fn take_predicted_rule(
         &mut self,
         table: &RuleTable,
         address: usize,
     ) -> Option<(PackedRule, RuleIndex)> {
-        let slot = self.next_step()?.rule_index();
+        let slot = self.peek_step()?.rule_index();
         let rule = table.get(slot, address)?;
         self.next += 1;
         Some((rule, slot))
@@ -217,7 +217,7 @@ impl<'a> LastWalkCursor<'a> {
 
     /// Returns the next step of the last walk without advancing. `None` after the last step.
     #[inline(always)]
-    fn next_step(&self) -> Option<WalkStep> {
+    fn peek_step(&self) -> Option<WalkStep> {
         let step = self.steps.get(self.next)?;
         Some(WalkStep(step.load(Relaxed)))
     }
@@ -227,7 +227,7 @@ impl<'a> LastWalkCursor<'a> {
     /// `table`, or the one that `find` returns if the table lacks the rule. Also returns the rule's index in the table.
     #[cold]
     #[inline(never)]
-    fn find_and_rejoin(
+    fn find_rule_and_rejoin(
         &mut self,
         table: &RuleTable,
         address: usize,
@@ -235,11 +235,11 @@ impl<'a> LastWalkCursor<'a> {
         find: impl FnOnce(usize) -> Rule,
     ) -> (PackedRule, RuleIndex) {
         self.has_diverged = true;
-        while self.next_step().is_some_and(|step| step.is_below(sp)) {
+        while self.peek_step().is_some_and(|step| step.is_below(sp)) {
             self.next += 1;
         }
-        if self.next_step().is_some_and(|step| step.is_at(sp)) {
-            if let Some(found) = self.predicted_rule(table, address) {
+        if self.peek_step().is_some_and(|step| step.is_at(sp)) {
+            if let Some(found) = self.take_predicted_rule(table, address) {
                 return found;
             }
             self.next += 1;
@@ -296,7 +296,7 @@ mod tests {
         let mut new_steps = [const { MaybeUninit::uninit() }; MAX_STEPS];
         let mut cursor = LastWalkCursor::from_steps(&last_walk.steps, &mut new_steps);
         let unpredicted = frames.iter().filter(|(address, sp)| {
-            let step = cursor.next_step();
+            let step = cursor.peek_step();
             let is_predicted =
                 step.is_some_and(|step| TABLE.get(step.rule_index(), *address).is_some());
             let rule = cursor.next_rule(&TABLE, *address, *sp, rule_of);

@@ -41,7 +41,7 @@ pub(crate) fn loaded_rule_at(find: FindObject, address: usize) -> Rule {
     };
     let rule = rule_at(
         hdr,
-        |eh_frame| information.readable_from(eh_frame as usize),
+        |eh_frame| information.readable_memory_from(eh_frame as usize),
         address as u64,
     );
     if rule == Rule::Signal && !object.is_signal_return(address + 1) {
@@ -69,7 +69,7 @@ pub(crate) fn loaded_caller_at(
     let (object, information, hdr) = FoundObject::find_unwind_info(find, address)?;
     let unwinding = caller_at(
         hdr,
-        |eh_frame| information.readable_from(eh_frame as usize),
+        |eh_frame| information.readable_memory_from(eh_frame as usize),
         address as u64,
         callee,
         memory,
@@ -122,7 +122,9 @@ impl FoundObject {
             Self::find(find, hdr).filter(|segment| segment.link_map == object.link_map)
         };
         let information = segment.unwrap_or(object);
-        let hdr = information.readable_from(hdr).ok_or(Rule::Unsupported)?;
+        let hdr = information
+            .readable_memory_from(hdr)
+            .ok_or(Rule::Unsupported)?;
         Ok((object, information, hdr))
     }
 
@@ -133,7 +135,7 @@ impl FoundObject {
 
     /// Returns the memory from `address` to the end of its readable segment. `None` if no readable segment of the
     /// object contains the address.
-    fn readable_from(&self, address: usize) -> Option<Section<'static>> {
+    fn readable_memory_from(&self, address: usize) -> Option<Section<'static>> {
         let end = self.segment_end(address)?;
         let length = end.checked_sub(address)?;
         // SAFETY: dlfcn.h: the object stays loaded while a frame of its code is on this thread's stack. These bytes are
@@ -171,7 +173,7 @@ impl FoundObject {
     fn is_signal_return(&self, address: usize) -> bool {
         // mov rax, 15 (rt_sigreturn); syscall
         const CODE: [u8; 9] = [0x48, 0xC7, 0xC0, 15, 0, 0, 0, 0x0F, 0x05];
-        let code = self.readable_from(address);
+        let code = self.readable_memory_from(address);
         code.is_some_and(|section| section.bytes.starts_with(&CODE))
     }
 }

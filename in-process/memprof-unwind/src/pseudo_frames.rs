@@ -63,7 +63,7 @@ impl PseudoFrames {
 
     /// Returns the number of frames in a buffer of `buffer_len` that remain for the stack itself.
     #[inline(always)]
-    pub fn frames_left(self, buffer_len: usize) -> usize {
+    pub fn frames_left_for_stack(self, buffer_len: usize) -> usize {
         let frames = self.0.into_iter().flatten();
         buffer_len.saturating_sub(frames.count())
     }

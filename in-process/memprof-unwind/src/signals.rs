@@ -17,7 +17,7 @@ impl BlockedSignals {
     /// because of a seccomp filter.
     pub(crate) fn block_all() -> Option<Self> {
         Some(Self {
-            before: swap_mask(u64::MAX)?,
+            before: swap_signal_mask(u64::MAX)?,
         })
     }
 
@@ -29,13 +29,13 @@ impl BlockedSignals {
 
 impl Drop for BlockedSignals {
     fn drop(&mut self) {
-        swap_mask(self.before);
+        swap_signal_mask(self.before);
     }
 }
 
 /// Sets the signal mask of the calling thread, and returns the previous one; see sigprocmask(2). `None` if the kernel
 /// refuses.
-fn swap_mask(mask: u64) -> Option<u64> {
+fn swap_signal_mask(mask: u64) -> Option<u64> {
     const RT_SIGPROCMASK: isize = 14;
     let mut before = 0_u64;
     let result: isize;

@@ -29,7 +29,7 @@ impl SpareStack {
         };
         let end = self.0.as_mut_ptr_range().end;
         // SAFETY: `repr(align)` ensures the ABI's alignment, and only this workspace uses the stack.
-        PackedRule::from_bits(unsafe { call_on(address, read, end.cast()) })
+        PackedRule::from_bits(unsafe { call_on_stack(address, read, end.cast()) })
     }
 }
 
@@ -38,7 +38,7 @@ impl SpareStack {
 /// # Safety
 /// `end` is aligned to 16 bytes, and is the end of a stack that is large enough for the function.
 #[unsafe(naked)]
-unsafe extern "C" fn call_on(
+unsafe extern "C" fn call_on_stack(
     address: usize,
     read: extern "C" fn(usize) -> u32,
     end: *mut u8,

@@ -39,7 +39,7 @@ pub(crate) fn set_main_stack_top(address: usize) {
 }
 
 /// Forgets, for all threads, which stack memory is known to be readable, because threads may have ended.
-pub(crate) fn clear() {
+pub(crate) fn clear_known_stacks() {
     for word in &KNOWN {
         word.store(0, Relaxed);
     }
@@ -85,7 +85,7 @@ impl ThreadStack {
     /// pages are already known to be readable, or if more than [`MAX_BYTES_PER_SAMPLE`] would have to be checked.
     #[cold]
     #[inline(never)]
-    pub(crate) fn save_known(&self, sp: usize, reached: usize) {
+    pub(crate) fn save_readable_pages(&self, sp: usize, reached: usize) {
         let Range { start, end: top } = self.known;
         let is_near_top = top
             .checked_sub(reached)
@@ -128,7 +128,7 @@ mod tests {
         let stack_of = |thread| ThreadStack::with_word(sp, thread, &WORD);
         let own = stack_of(Thread::current());
         assert!(own.known.is_empty());
-        own.save_known(sp, own.known.end - PAGE);
+        own.save_readable_pages(sp, own.known.end - PAGE);
         let own = stack_of(Thread::current());
         assert!(own.known.contains(&sp));
         assert!(own.known.contains(&Thread::current().control_block));
@@ -143,7 +143,7 @@ mod tests {
         let local = 0_usize;
         let sp = &raw const local as usize;
         let own = ThreadStack::with_word(sp, Thread::current(), &WORD);
-        own.save_known(sp, own.known.end - MAX_BYTES_ABOVE - PAGE);
+        own.save_readable_pages(sp, own.known.end - MAX_BYTES_ABOVE - PAGE);
         assert_eq!(WORD.load(Relaxed), 0);
     }
 }

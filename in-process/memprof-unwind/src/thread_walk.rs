@@ -41,8 +41,8 @@ pub fn clear_rules() {
 
 /// Clears all caches about stacks, because threads may have ended.
 pub fn clear_stack_cache() {
-    thread_stack::clear();
-    last_walk::clear_owners();
+    thread_stack::clear_known_stacks();
+    last_walk::release_last_walks();
 }
 
 /// Returns the number of rules read from call frame information since the start of the process.
@@ -96,7 +96,7 @@ pub(crate) unsafe fn walk_with_fallback_rule(
     let walked = walk(start, frames, &mut rules, &mut stack);
     rules.cursor.save_if_changed();
     if !own.known.contains(&start.sp) {
-        own.save_known(start.sp, stack.readable_end());
+        own.save_readable_pages(start.sp, stack.readable_end());
     }
     walked
 }

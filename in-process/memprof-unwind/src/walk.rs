@@ -130,7 +130,7 @@ pub fn walk(
         } else {
             let callee = Registers { pc, sp, bp };
             let position = (into_call, frames - 1);
-            match uncommon_caller(callee, position, rule.into(), rules, memory) {
+            match caller_by_uncommon_rule(callee, position, rule.into(), rules, memory) {
                 Ok((caller, was_interrupted)) => {
                     if was_interrupted && let Some(trampoline) = buffer.get_mut(frames - 1) {
                         trampoline.write(pc.wrapping_add(1));
@@ -150,7 +150,7 @@ pub fn walk(
 /// from the innermost one, 0. `into_call` is 1 if the frame called another one, and 0 if a signal interrupted it.
 #[cold]
 #[inline(never)]
-fn uncommon_caller(
+fn caller_by_uncommon_rule(
     callee: Registers,
     (into_call, depth): (usize, usize),
     rule: Rule,
@@ -158,10 +158,10 @@ fn uncommon_caller(
     memory: &mut impl StackReader,
 ) -> Result<(Registers, bool), WalkEnd> {
     let caller = match rule {
-        Rule::Frame { cfa, bp } => frame_caller(callee, cfa, bp, memory),
+        Rule::Frame { cfa, bp } => caller_by_cfa(callee, cfa, bp, memory),
         Rule::Signal => registers_before_signal(callee, memory),
-        Rule::FramePointer | Rule::Undescribed if has_frame_pointer(callee) => {
-            frame_pointer_caller(callee, memory)
+        Rule::FramePointer | Rule::Undescribed if may_have_frame_pointer(callee) => {
+            caller_by_frame_pointer(callee, memory)
         }
         Rule::Complex => {
             let caller = rules.caller_by_complex_rule(callee, into_call, depth, memory);
@@ -180,23 +180,23 @@ fn uncommon_caller(
 }
 
 /// Returns whether the frame pointer can be valid: it must point at most `MAX_FRAME_BYTES` above the stack pointer.
-pub(crate) fn has_frame_pointer(registers: Registers) -> bool {
+pub(crate) fn may_have_frame_pointer(registers: Registers) -> bool {
     let frame = registers.sp..registers.sp.saturating_add(MAX_FRAME_BYTES);
     frame.contains(&registers.bp)
 }
 
 /// Returns the registers of the caller of a frame that has a frame pointer. `None` if the stack cannot be read.
-pub(crate) fn frame_pointer_caller(
+pub(crate) fn caller_by_frame_pointer(
     callee: Registers,
     memory: &mut impl StackReader,
 ) -> Option<Registers> {
     // The caller's frame pointer is at the address in bp, and the return address one word above it.
-    frame_caller(callee, Cfa::Bp(2), SavedBp::BelowCfa(2), memory)
+    caller_by_cfa(callee, Cfa::Bp(2), SavedBp::BelowCfa(2), memory)
 }
 
 /// Computes the caller's registers from the locations of the CFA and of the saved frame pointer. `None` if the stack
 /// cannot be read.
-fn frame_caller(
+fn caller_by_cfa(
     callee: Registers,
     cfa: Cfa,
     saved_bp: SavedBp,

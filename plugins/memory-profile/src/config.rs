@@ -40,7 +40,7 @@ pub(crate) struct Config {
     /// Number of stacks per activation that both walkers walk for comparison.
     unwinder_checks: Option<NonZero<u64>>,
     /// Retention policy of the kept dumps.
-    #[serde(deserialize_with = "parse_keep")]
+    #[serde(deserialize_with = "parse_retention_policy")]
     keep: RetentionPolicy,
     /// Rules for automatic dumps.
     watch: WatchRules,
@@ -107,7 +107,7 @@ impl KeepConfig {
                 .age
                 .as_ref()
                 .map(Period::text)
-                .map(parse_age)
+                .map(parse_keep_age)
                 .transpose()?,
             first,
         })
@@ -116,7 +116,9 @@ impl KeepConfig {
 
 /// Deserializes the table `[keep]`, and converts it to a retention policy. Fails if a key is unknown or a value is
 /// invalid.
-fn parse_keep<'de, D: Deserializer<'de>>(table: D) -> Result<RetentionPolicy, D::Error> {
+fn parse_retention_policy<'de, D: Deserializer<'de>>(
+    table: D,
+) -> Result<RetentionPolicy, D::Error> {
     KeepConfig::deserialize(table)?
         .to_policy()
         .map_err(D::Error::custom)
@@ -126,7 +128,7 @@ fn parse_keep<'de, D: Deserializer<'de>>(table: D) -> Result<RetentionPolicy, D:
 ///
 /// # Errors
 /// `InvalidArgument`: the text is not a duration, or is 0.
-fn parse_age(text: &str) -> Result<Duration, Failure> {
+fn parse_keep_age(text: &str) -> Result<Duration, Failure> {
     match humantime::parse_duration(text) {
         Ok(age) if !age.is_zero() => Ok(age),
         _ => Err(config_failure(format!(

@@ -17,7 +17,7 @@ const DEFAULT_DURATION: Duration = Duration::from_secs(10 * 60);
 /// # Errors
 /// `InvalidArgument`: `state` is missing, limits are given with `state=off`, a value is malformed or out of
 /// range, or an argument is unknown.
-pub(crate) fn parse_limits(mut args: Arguments) -> Result<Option<GdumpLimits>, Failure> {
+pub(crate) fn parse_gdump_limits(mut args: Arguments) -> Result<Option<GdumpLimits>, Failure> {
     let is_on = take_switch(&mut args, "state")?
         .ok_or_else(|| gdump_argument_failure("argument \"state\" is missing".to_owned()))?;
     let files = take_number(&mut args, "files")?;
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn limits_of_arguments() {
         let check = |args: &str, expected: Option<(u32, u64)>| {
-            let limits = parse_limits(Arguments::parse(args).unwrap()).unwrap();
+            let limits = parse_gdump_limits(Arguments::parse(args).unwrap()).unwrap();
             let limits = limits.map(|limits| (limits.files, limits.duration.as_secs()));
             assert_eq!(limits, expected, "{args}");
         };

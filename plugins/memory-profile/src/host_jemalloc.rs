@@ -100,7 +100,7 @@ pub(crate) fn host_mallctl(host: &Host) -> Option<Mallctl> {
 ///
 /// # Errors
 /// `Allocator`: jemalloc refused.
-pub(crate) fn read_totals(mallctl: &Mallctl) -> Result<HeapTotals, Error> {
+pub(crate) fn read_heap_totals(mallctl: &Mallctl) -> Result<HeapTotals, Error> {
     with_jemalloc_bound(mallctl, read_bound_totals)
         .map_err(|error| refused_read_error("stats", &error.to_string()))
 }

@@ -16,7 +16,7 @@ use memprof_plugin_abi::{Arguments, Failure, Host, Message, Plugin, Reply};
 
 use crate::config::Config;
 use crate::exit_handler::register_exit_handler;
-use crate::host_jemalloc::{host_mallctl, read_printout, read_totals};
+use crate::host_jemalloc::{host_mallctl, read_heap_totals, read_printout};
 use crate::profilers::{ProfilerStart, Profilers};
 use crate::reply::{reply_success, to_failure};
 
@@ -60,10 +60,10 @@ impl Plugin for MemoryProfile {
             interval: *interval.as_ref().unwrap_or(&None),
             program: host.name().to_owned(),
             host: host_mallctl(&host),
-            own_image: read_totals as *const () as usize,
+            own_image: read_heap_totals as *const () as usize,
             store,
             readers: JemallocReaders {
-                totals: read_totals,
+                totals: read_heap_totals,
                 printout: read_printout,
             },
             unwinder: config.unwinder_settings(),

@@ -59,7 +59,7 @@ impl Profilers {
     /// another thread creates it.
     pub(crate) fn get_or_create_profiler(&self) -> &Arc<Profiler> {
         let mut generation = &self.first;
-        while !generation.is_current_process() {
+        while !generation.belongs_to_current_process() {
             generation = generation.get_or_create_child(&self.settings, &self.start);
         }
         &generation.profiler
@@ -68,7 +68,7 @@ impl Profilers {
     /// Returns the profiler of this process. `None` if it was not created yet, as in a new forked child.
     pub(crate) fn existing_profiler(&self) -> Option<&Arc<Profiler>> {
         let mut generation = &self.first;
-        while !generation.is_current_process() {
+        while !generation.belongs_to_current_process() {
             generation = generation.child.get()?;
         }
         Some(&generation.profiler)
@@ -105,7 +105,7 @@ impl ForkGeneration {
     }
 
     /// Returns whether the calling process created the profiler. False in a forked child.
-    fn is_current_process(&self) -> bool {
+    fn belongs_to_current_process(&self) -> bool {
         self.process == process::id()
     }
 }

@@ -14,7 +14,7 @@ use arenas::arenas_text;
 /// Formats the state of profiling with its warnings. If the message has started sampling, also says how much memory the
 /// new profile lacks because it was allocated before, or that this amount is unknown.
 pub(crate) fn activation_text(activation: &ActivationResult) -> String {
-    let text = append_unique(profiling_text(&activation.status), &activation.warnings);
+    let text = append_missing_parts(profiling_text(&activation.status), &activation.warnings);
     if !activation.begun {
         return text;
     }
@@ -26,7 +26,7 @@ pub(crate) fn activation_text(activation: &ActivationResult) -> String {
 }
 
 /// Formats one line about the largest dump of the report (its stacks, amount and path), followed by the warnings.
-pub(crate) fn dump_text(report: &DumpReport) -> String {
+pub(crate) fn dump_report_text(report: &DumpReport) -> String {
     let dump = &report.largest;
     let amount = size_text(dump.estimated_inuse_bytes);
     let amount = match dump.kind.known() {
@@ -40,7 +40,7 @@ pub(crate) fn dump_text(report: &DumpReport) -> String {
         stacks => format!("{stacks} stacks"),
     };
     let text = format!("dumped {stacks}, {amount}, to {path}");
-    append_unique(text, &report.warnings)
+    append_missing_parts(text, &report.warnings)
 }
 
 /// Formats one line per kept dump: its id and size, and its trigger and RSS if both are known. If there are none, says
@@ -120,7 +120,7 @@ fn profiling_text(status: &ProfilerStatus) -> String {
             ", a dump stalls threads that allocate for up to {stall} ms (as the last one)"
         );
     }
-    append_unique(text, status.reason.iter().chain(&status.remedy))
+    append_missing_parts(text, status.reason.iter().chain(&status.remedy))
 }
 
 /// Formats the counts of label sets, such as ` (1000 of at most 1000 sets, in 400.0 KiB; 12 samples of others)`.
@@ -145,7 +145,7 @@ fn label_sets_text(sets: LabelSetStats) -> String {
 /// Formats one line per allocator, with the messages that it supports. Then one for a `malloc` that memprof does not
 /// know, and one for a stripped jemalloc, if there are such. Each line begins with a newline, because the text follows
 /// another one.
-pub(crate) fn abilities_text(status: &ProfilerStatus) -> String {
+pub(crate) fn supported_messages_text(status: &ProfilerStatus) -> String {
     let line = |allocator: &AllocatorStatus| {
         let name = allocator.to_string();
         let owner = if allocator.owns_malloc { "malloc" } else { "" };
@@ -199,7 +199,7 @@ pub(crate) fn gdump_text(result: &GdumpResult) -> String {
         (true, None) | (false, None) => "gdump is off".to_owned(),
         (false, Some(progress)) => format!("gdump is off; before, {progress}"),
     };
-    append_unique(text, &result.warnings)
+    append_missing_parts(text, &result.warnings)
 }
 
 /// Formats the progress of `gdump`: number of dumps taken, limit, and end time.
@@ -268,7 +268,7 @@ fn size_line(name: &str, value: u64) -> String {
 }
 
 /// Appends each part of `more` that the text does not contain yet, after a semicolon. A reason may repeat a warning.
-fn append_unique<'a>(text: String, more: impl IntoIterator<Item = &'a String>) -> String {
+fn append_missing_parts<'a>(text: String, more: impl IntoIterator<Item = &'a String>) -> String {
     more.into_iter().fold(text, |text, part| {
         if text.contains(part) {
             text
@@ -280,13 +280,13 @@ fn append_unique<'a>(text: String, more: impl IntoIterator<Item = &'a String>) -
 
 #[cfg(test)]
 mod tests {
-    use super::append_unique;
+    use super::append_missing_parts;
 
     #[test]
     fn equal_parts_are_appended_once() {
         let check = |parts: &[&str], expected: &str| {
             let parts: Vec<String> = parts.iter().map(ToString::to_string).collect();
-            assert_eq!(append_unique("a".to_owned(), &parts), expected);
+            assert_eq!(append_missing_parts("a".to_owned(), &parts), expected);
         };
         check(
             &["no profiler", "do x", "no profiler; do x"],

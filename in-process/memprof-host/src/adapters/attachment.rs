@@ -48,7 +48,7 @@ const CHILD_DELAY: Duration = Duration::from_millis(100);
 /// The thread that ends the attachment. A fork handler creates it too, so it must not need an allocation.
 static END_THREAD: ThreadSpec = ThreadSpec {
     name: c"memprof-attach",
-    work: |privileges| catch_panic((), || run_attachment(privileges)),
+    work: |privileges| catch_panic((), || wait_and_end_attachment(privileges)),
 };
 
 static LOG: ProgramLog = ProgramLog {
@@ -161,10 +161,10 @@ pub(super) fn attach_on_new_thread(
     let toml = String::from_utf8_lossy(toml).into_owned();
     let (sender, receiver) = std::sync::mpsc::channel();
     let needs = memprof_own::Needs::FOR_PLUGINS;
-    let thread = memprof_own::spawn_with(c"memprof-attach", needs, move |privileges| {
+    let thread = memprof_own::spawn_with_needs(c"memprof-attach", needs, move |privileges| {
         // The threads of the socket inherit the new table, which has none of the program's files.
-        memprof_own::leave_program_table();
-        privileges.match_main_thread();
+        memprof_own::leave_program_descriptor_table();
+        privileges.limit_to_main_thread();
         // Sending succeeds, because the receiver exists until this thread has ended.
         let _result =
             sender.send(start_attachment(entry, &toml).map_err(|failure| failure.to_string()));
@@ -244,7 +244,7 @@ fn start_attachment(entry: &'static memprof_plugin_entry_t, toml: &str) -> Resul
     // Before the socket is open: a `detach` that comes at once must not be lost.
     STATE.store(ATTACHED, Ordering::Release);
     let started =
-        open_socket_with_fallbacks(instance, control.as_ref()).and_then(|()| start_end_thread());
+        open_socket_with_fallbacks(instance, control.as_ref()).and_then(|()| start_detach_thread());
     if started.is_err() {
         control::close_socket();
         // SAFETY: the attachment created the instance; the socket is closed, and its threads have ended.
@@ -257,7 +257,7 @@ fn start_attachment(entry: &'static memprof_plugin_entry_t, toml: &str) -> Resul
 
 /// Starts the thread that closes the control socket when the lease expires or a detachment is requested. Fails if no
 /// thread can be created.
-fn start_end_thread() -> Result<(), Failure> {
+fn start_detach_thread() -> Result<(), Failure> {
     let started = memprof_own::spawn_static(&END_THREAD);
     started.map(drop).map_err(|error| {
         let message = format!("failed to start the thread that ends the attachment: {error}");
@@ -284,7 +284,7 @@ fn open_socket_with_fallbacks(
     let open_abstract = |failure: Failure| match control {
         Some(_) => Err(failure),
         None => {
-            let name = abstract_name::generate_name()
+            let name = abstract_name::generate_abstract_name()
                 .map_err(|error| Failure::io("name a socket", &error))?;
             instance.open_control_socket(&ADAPTER, Some(&Control::Path(name)))
         }
@@ -301,7 +301,7 @@ impl Attachment {
         let pairs = pairs.collect::<Result<Vec<_>, _>>()?;
         let file = self.file.as_ref();
         let file = file.map(|file| (file.path.as_str(), file.text.as_str()));
-        config::parse_pairs_with_file(pairs, file)
+        config::parse_setting_pairs_with_file(pairs, file)
     }
 }
 
@@ -344,15 +344,15 @@ extern "C" fn after_fork_in_child() {
 /// Waits until the lease expires or a detachment is requested. Then closes the control socket, restores the limit of
 /// threads, and marks the process as detached. When the lease expires, sends `detach` each second until the plugin
 /// accepts it. In a forked child, first waits [`CHILD_DELAY`] and opens the child's socket. Runs on [`END_THREAD`].
-fn run_attachment(privileges: &mut Privileges) {
+fn wait_and_end_attachment(privileges: &mut Privileges) {
     let Some(instance) = instance::instance() else {
         // Never: `start_attachment` stores the instance before it starts this thread.
         return;
     };
     if IS_CHILD.load(Ordering::Acquire) {
         thread::sleep(CHILD_DELAY);
-        memprof_own::leave_program_table();
-        privileges.match_main_thread();
+        memprof_own::leave_program_descriptor_table();
+        privileges.limit_to_main_thread();
         instance.report_memprof_thread();
         // The child's socket has another path, with its own pid. A child without a socket still ends with the lease.
         let _result = open_socket_with_fallbacks(instance, None);
@@ -364,13 +364,13 @@ fn run_attachment(privileges: &mut Privileges) {
             wait_for_state_change(ATTACHED, remaining);
             continue;
         }
-        privileges.match_main_thread();
+        privileges.limit_to_main_thread();
         instance.report_memprof_thread();
         instance.send_message(b"detach");
         // The plugin may refuse to detach, for example while a dump runs: retry.
         wait_for_state_change(ATTACHED, Duration::from_secs(1));
     }
-    privileges.match_main_thread();
+    privileges.limit_to_main_thread();
     control::close_socket();
     thread_limit::RAISED_LIMIT.restore();
     STATE.store(DETACHED, Ordering::Release);

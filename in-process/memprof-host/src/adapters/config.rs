@@ -52,7 +52,7 @@ const INTERVAL_KEYS: [&str; 2] = ["lg_sample", "sample_interval"];
 /// Parses pairs of `key` and `value`. Dots in a key separate tables; `config` names a TOML file, whose keys the other
 /// pairs override; `control` is `on`, `off` or an absolute path. Fails if a key is given twice or has no name,
 /// `control` or `allow` has an invalid value, or the file cannot be read or parsed. The error names the key or file.
-pub(super) fn parse_pairs<'a>(
+pub(super) fn parse_setting_pairs<'a>(
     pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> Result<Settings, Failure> {
     let mut own_pairs = Vec::new();
@@ -68,24 +68,24 @@ pub(super) fn parse_pairs<'a>(
         .map(|path| read_config_file(path.as_ref()))
         .transpose()?;
     let file = file.zip(text);
-    parse_pairs_with_file(
+    parse_setting_pairs_with_file(
         own_pairs,
         file.as_ref().map(|(path, text)| (*path, text.as_str())),
     )
 }
 
-/// Parses pairs of `key` and `value`, as [`parse_pairs`] does, but with a config file that the caller has read. `file`
-/// is the path and the text of that file; `None` means no file. The pairs override the file's keys. If a pair sets the
-/// sampling interval, by either of [`INTERVAL_KEYS`], both keys of the file are dropped. The error names the key or
-/// file.
-pub(super) fn parse_pairs_with_file<'a>(
+/// Parses pairs of `key` and `value`, as [`parse_setting_pairs`] does, but with a config file that the caller has read.
+/// `file` is the path and the text of that file; `None` means no file. The pairs override the file's keys. If a pair
+/// sets the sampling interval, by either of [`INTERVAL_KEYS`], both keys of the file are dropped. The error names the
+/// key or file.
+pub(super) fn parse_setting_pairs_with_file<'a>(
     pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
     file: Option<(&str, &str)>,
 ) -> Result<Settings, Failure> {
     let mut own_pairs = Table::new();
     for (key, value) in pairs {
         match key {
-            // `parse_control` reads the value as a text.
+            // `parse_control_setting` reads the value as a text.
             CONTROL => insert_at_path(&mut own_pairs, key, Value::String(value.to_owned()))?,
             key => insert_at_path(&mut own_pairs, key, parse_value(value))?,
         }
@@ -103,8 +103,14 @@ pub(super) fn parse_pairs_with_file<'a>(
             .for_each(|key| drop(plugin.remove(*key)));
     }
     merge_tables(&mut plugin, own_pairs);
-    let control = plugin.remove(CONTROL).map(parse_control).transpose()?;
-    let allow = plugin.remove(ALLOW).map(parse_allow).transpose()?;
+    let control = plugin
+        .remove(CONTROL)
+        .map(parse_control_setting)
+        .transpose()?;
+    let allow = plugin
+        .remove(ALLOW)
+        .map(parse_allowed_messages)
+        .transpose()?;
     let path = file.map(|(path, _)| PathBuf::from(path));
     let text = file.map(|(_, text)| text.to_owned());
     Ok(Settings {
@@ -180,7 +186,7 @@ fn merge_tables(below: &mut Table, above: Table) {
 
 /// Reads the text of a config file. The error names the file.
 fn read_config_file(path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|error| file_error(path, &error.to_string()))
+    std::fs::read_to_string(path).map_err(|error| config_file_error(path, &error.to_string()))
 }
 
 /// Parses the text of a config file as TOML. `path` is for the error, which names the file.
@@ -193,12 +199,12 @@ fn parse_config_file(text: &str, path: &Path) -> Result<Table, Failure> {
 }
 
 /// Creates the error of a config file that cannot be used.
-fn file_error(path: &Path, reason: &str) -> Failure {
+fn config_file_error(path: &Path, reason: &str) -> Failure {
     invalid_config_error(format!("config file {}: {reason}", path.display()))
 }
 
 /// Parses the value of `control`: a boolean, `on`, `off` or an absolute path. Fails for all others.
-fn parse_control(value: Value) -> Result<Control, Failure> {
+fn parse_control_setting(value: Value) -> Result<Control, Failure> {
     match value {
         Value::Boolean(true) => Ok(Control::On),
         Value::Boolean(false) => Ok(Control::Off),
@@ -212,7 +218,7 @@ fn parse_control(value: Value) -> Result<Control, Failure> {
 }
 
 /// Parses the value of `allow`: an array of message names. Fails for any other value.
-fn parse_allow(value: Value) -> Result<Vec<String>, Failure> {
+fn parse_allowed_messages(value: Value) -> Result<Vec<String>, Failure> {
     let message = format!("allow = {value} is not a list of messages, as [\"dump\"] is");
     value.try_into().map_err(|_| invalid_config_error(message))
 }
@@ -233,7 +239,7 @@ mod tests {
 
     /// Parses `key=value` texts. Panics if one has no `=`.
     fn parse_texts(texts: &[&str]) -> Result<Settings, Failure> {
-        parse_pairs(texts.iter().map(|text| text.split_once('=').unwrap()))
+        parse_setting_pairs(texts.iter().map(|text| text.split_once('=').unwrap()))
     }
 
     #[test]

@@ -102,7 +102,7 @@ pub(super) fn start_plugin_delayed(entry: &'static memprof_plugin_entry_t) {
 /// program that passes its own settings and redirects its standard error to its log. An exit of the program does not
 /// wait for the start.
 #[cfg(feature = "adapter-postgres")]
-pub(super) fn start_plugin_delayed_with(
+pub(super) fn start_plugin_delayed_with_settings(
     entry: &'static memprof_plugin_entry_t,
     settings: impl FnOnce() -> Result<Settings, Failure>,
 ) {
@@ -116,7 +116,7 @@ pub(super) fn start_plugin_delayed_with(
 
 /// Creates the thread that starts the plugin as soon as sampling has started or is impossible. Makes an exit of the
 /// program wait for the plugin, at most 5 s. Forked children get no plugin.
-pub(super) fn start_plugin_now(entry: &'static memprof_plugin_entry_t) {
+pub(super) fn start_plugin_after_sampling_start(entry: &'static memprof_plugin_entry_t) {
     EXCLUDES_CHILDREN.store(true, Ordering::Release);
     let _settings = ensure_settings_and_thread(
         entry,
@@ -293,7 +293,7 @@ pub fn use_own_descriptors() {
 /// Gives the calling thread, a start thread, its own descriptor table, if [`use_own_descriptors`] was called.
 fn leave_descriptor_table_if_requested() {
     if USES_OWN_DESCRIPTORS.load(Ordering::Acquire) {
-        memprof_own::leave_program_table();
+        memprof_own::leave_program_descriptor_table();
     }
 }
 
@@ -327,7 +327,7 @@ fn spawn_start_thread(thread: &'static ThreadSpec) {
 /// Opens no socket if another copy of the library opens one while the plugin is being created. Runs on the start
 /// thread.
 fn start_plugin(privileges: &mut Privileges) {
-    privileges.match_main_thread();
+    privileges.limit_to_main_thread();
     // Before anything is allocated, so that an existing plugin does not sample this thread.
     if let Some(instance) = instance::instance() {
         instance.report_memprof_thread();
@@ -336,14 +336,14 @@ fn start_plugin(privileges: &mut Privileges) {
         // Never: `ensure_settings_and_thread` stores the settings before it creates this thread.
         return;
     };
-    if is_served_already(start) {
+    if is_plugin_served_already(start) {
         return;
     }
     let instance = get_or_create_instance(start);
     instance.report_memprof_thread();
-    let _guard = library_copies::lock_all_copies(start.entry);
+    let _guard = library_copies::lock_across_copies(start.entry);
     // Another copy of this library may have opened a socket in the meantime.
-    if is_served_already(start) {
+    if is_plugin_served_already(start) {
         return;
     }
     // An error was logged; the program runs without the socket.
@@ -352,9 +352,11 @@ fn start_plugin(privileges: &mut Privileges) {
 
 /// Returns whether this process already serves the plugin at a control socket: the program is a host itself, or another
 /// copy of this library has opened a socket. If so, logs a line. The socket of another plugin does not count.
-fn is_served_already(start: &StartSettings) -> bool {
-    let is_served =
-        own_sockets::is_plugin_served(&own_default_dir(), &instance::plugin_id(start.entry));
+fn is_plugin_served_already(start: &StartSettings) -> bool {
+    let is_served = own_sockets::is_plugin_served_by_this_process(
+        &own_default_dir(),
+        &instance::plugin_id(start.entry),
+    );
     if is_served {
         let line = "this program is a memprof host itself";
         start.log.write_line(Level::Info, line);

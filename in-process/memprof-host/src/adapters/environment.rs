@@ -39,7 +39,7 @@ pub(super) fn reread_settings() -> Option<Result<Settings, Failure>> {
 /// Parses the config that the variables contain, as keys and values. Reads the config file, if one is named. Fails if a
 /// value is invalid, or if the file cannot be read or parsed.
 fn parse_variables(variables: &Variables) -> Result<Settings, Failure> {
-    config::parse_pairs(variables.iter().map(|(key, value)| (*key, value.as_str())))
+    config::parse_setting_pairs(variables.iter().map(|(key, value)| (*key, value.as_str())))
 }
 
 /// Reads the environment variables that configure the plugin, as far as they are set, with their keys in the config.

@@ -34,7 +34,7 @@ impl CallerAddress {
     /// Opens the library that contains the caller's code, for symbol lookups. The library cannot be unloaded meanwhile,
     /// because its code is on the call stack. If it is not found, symbols are looked up in the whole program.
     pub(super) fn open_symbols(self) -> HostSymbols {
-        let library = memprof_own::find_object(self.0.addr()).and_then(|object| {
+        let library = memprof_own::find_object_containing(self.0.addr()).and_then(|object| {
             // SAFETY: the loader's text, which it keeps as long as it has the library.
             let path = unsafe { CStr::from_ptr(object.dli_fname) };
             memprof_own::open_loaded_object(Some(path), 0)
@@ -55,7 +55,7 @@ impl HostSymbols {
             unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) }
         });
         // SAFETY: the caller promises that `F` fits the symbol.
-        let symbol = unsafe { to_pointer(address) };
+        let symbol = unsafe { to_typed_pointer(address) };
         // SAFETY: the caller promises that `F` fits the symbol.
         symbol
             .or_else(|| unsafe { find_symbol(name) })
@@ -80,14 +80,14 @@ pub(super) unsafe fn find_symbol<F: Copy>(name: &CStr) -> Option<F> {
     // SAFETY: dlsym(3) with a NUL-terminated name.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     // SAFETY: the caller promises that `F` fits the symbol.
-    unsafe { to_pointer(address) }
+    unsafe { to_typed_pointer(address) }
 }
 
 /// Converts an address to a pointer of type `F`, mostly a function pointer. `None` if the address is null.
 ///
 /// # Safety
 /// `F` is a pointer type that fits the symbol at `address`.
-pub(super) unsafe fn to_pointer<F: Copy>(address: *mut c_void) -> Option<F> {
+pub(super) unsafe fn to_typed_pointer<F: Copy>(address: *mut c_void) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
     // SAFETY: the sizes are equal, and the caller promises that `F` fits the symbol.
     (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })

@@ -119,7 +119,7 @@ pub(super) fn create_removable_instance(
     settings: Settings,
     has_config: bool,
 ) -> Result<Option<&'static AdapterInstance>, Failure> {
-    let _guard = library_copies::lock_all_copies(entry);
+    let _guard = library_copies::lock_across_copies(entry);
     if instance().is_some() {
         return Ok(None);
     }
@@ -156,7 +156,7 @@ pub(super) fn start_instance(
         _ => get_or_create_instance(entry, adapter, || settings),
     };
     if !is_new || instance.is_from_other_copy() {
-        let message = instance.loaded_already_text(entry);
+        let message = instance.already_loaded_warning(entry);
         adapter.log.write_line(Level::Warn, &message);
     }
     // An error was logged; the program runs without the socket.
@@ -175,7 +175,7 @@ pub(super) fn get_or_create_instance(
     if let Some(instance) = share_instance() {
         return (instance, false);
     }
-    let _guard = library_copies::lock_all_copies(entry);
+    let _guard = library_copies::lock_across_copies(entry);
     // Another thread may have created it in the meantime.
     if let Some(instance) = share_instance() {
         return (instance, false);
@@ -225,7 +225,7 @@ fn replace_failed_instance(
     if control::is_socket_open() {
         control::close_socket();
     }
-    let _guard = library_copies::lock_all_copies(entry);
+    let _guard = library_copies::lock_across_copies(entry);
     // Another thread may have replaced it in the meantime.
     match share_instance() {
         Some(current) if current.failure.is_none() => current,
@@ -324,7 +324,7 @@ impl AdapterInstance {
 
     /// Formats the warning that the plugin was loaded before. If another copy of the library has created the plugin,
     /// the text says that the library of `own` is not used; otherwise, that the new config is not used.
-    fn loaded_already_text(&self, own: &'static memprof_plugin_entry_t) -> String {
+    fn already_loaded_warning(&self, own: &'static memprof_plugin_entry_t) -> String {
         let id = &self.id;
         if !self.is_from_other_copy() {
             return format!(

@@ -11,7 +11,7 @@ use std::ptr;
 
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
-use super::log::to_c_string;
+use super::log::to_truncated_c_string;
 use super::{attachment, catch_panic, delayed_start, to_camel_case};
 
 type Object = *mut c_void;
@@ -175,7 +175,7 @@ unsafe extern "C" fn send_message(env: Env, _class: Object, message: Object) -> 
                 let class =
                     unsafe { (jni.find_class)(env, c"java/lang/RuntimeException".as_ptr()) };
                 // Characters above U+FFFF have another encoding in JNI's modified UTF-8.
-                let reason = to_c_string(
+                let reason = to_truncated_c_string(
                     &reason.replace(|letter| letter > '\u{ffff}', "?"),
                     usize::MAX,
                 );

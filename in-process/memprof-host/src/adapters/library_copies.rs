@@ -10,7 +10,7 @@ use memprof_own::{ForkGuard, ProcessLock, ProcessLockGuard};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{memprof_plugin_entry_t, memprof_plugin_t};
 
-use super::host_symbols::to_pointer;
+use super::host_symbols::to_typed_pointer;
 use crate::instance::{Instance, check_entry, duplicate_id_error};
 use crate::protocol::PluginInfo;
 
@@ -33,7 +33,9 @@ pub fn lock_address() -> *const u32 {
 
 /// Locks instance creation and socket setup across all copies of the library in this process, by the lock that they
 /// share. Locks only this copy if no copy in the loader's list exports a lock. Blocks; unlocks on drop.
-pub(super) fn lock_all_copies(own: &'static memprof_plugin_entry_t) -> ProcessLockGuard<'static> {
+pub(super) fn lock_across_copies(
+    own: &'static memprof_plugin_entry_t,
+) -> ProcessLockGuard<'static> {
     shared_lock(own).unwrap_or(&LOCK).lock()
 }
 
@@ -52,7 +54,7 @@ pub(super) fn join_other_copy(
         let joined =
             (!plugin.is_null()).then(|| unsafe { Instance::from_other_copy(copy.entry, plugin) });
         let joined = joined?.ok()?;
-        Some(match are_versions_of_one(&info, joined.info()) {
+        Some(match are_versions_of_same_plugin(&info, joined.info()) {
             true => Ok(joined),
             false => Err(duplicate_library_error(own, copy.entry, &info.id)),
         })
@@ -62,7 +64,7 @@ pub(super) fn join_other_copy(
 /// Returns the error that another library in the process, which is no copy, has created a plugin with the id of `own`.
 /// `None` if there is none. Waits for the lock of all copies.
 pub(super) fn find_duplicate_error(own: &'static memprof_plugin_entry_t) -> Option<Failure> {
-    let _guard = lock_all_copies(own);
+    let _guard = lock_across_copies(own);
     join_other_copy(own)?.err()
 }
 
@@ -78,7 +80,7 @@ fn duplicate_library_error(
 
 /// Returns whether two plugins with one id can be two versions of one plugin: all messages of one are among those of
 /// the other, because a later version may add some.
-fn are_versions_of_one(one: &PluginInfo, other: &PluginInfo) -> bool {
+fn are_versions_of_same_plugin(one: &PluginInfo, other: &PluginInfo) -> bool {
     let has_all = |one: &PluginInfo, other: &PluginInfo| {
         let mut messages = other.messages.iter();
         messages.all(|message| one.messages.contains(message))
@@ -103,7 +105,7 @@ pub(super) fn library_paths(
 /// Returns the path by which the program has loaded the library of an entry; `a library` if the loader does not know
 /// it.
 fn library_path(entry: *const memprof_plugin_entry_t) -> String {
-    let Some(library) = memprof_own::find_object(entry.addr()) else {
+    let Some(library) = memprof_own::find_object_containing(entry.addr()) else {
         return "a library".to_owned();
     };
     // SAFETY: the loader keeps this text as long as it has the library, which is never unloaded.
@@ -133,7 +135,7 @@ struct LibraryCopy {
 fn other_copies(own: &'static memprof_plugin_entry_t) -> impl Iterator<Item = LibraryCopy> {
     // Compares the base addresses of the libraries, because `own` is not the entry that its library exports.
     let base = |entry: *const memprof_plugin_entry_t| {
-        memprof_own::find_object(entry.addr()).map(|library| library.dli_fbase)
+        memprof_own::find_object_containing(entry.addr()).map(|library| library.dli_fbase)
     };
     let own_base = base(own);
     all_copies(own).filter(move |copy| base(copy.entry) != own_base)
@@ -144,7 +146,7 @@ fn all_copies(own: &'static memprof_plugin_entry_t) -> impl Iterator<Item = Libr
     // SAFETY: the entry is of this library, which is never unloaded.
     let id = unsafe { check_entry(own) }.ok().map(|own| own.id);
     id.into_iter().flat_map(|id| {
-        let copies = loaded_libraries().into_iter();
+        let copies = loaded_adapter_libraries().into_iter();
         copies.filter(move |copy| {
             // SAFETY: the entry is of a loaded library with an adapter, which is never unloaded (`-z nodelete`).
             unsafe { check_entry(copy.entry) }.is_ok_and(|other| other.id == id)
@@ -154,12 +156,12 @@ fn all_copies(own: &'static memprof_plugin_entry_t) -> impl Iterator<Item = Libr
 
 /// Finds the loaded libraries that have a plugin with an adapter, in the order in which they were loaded. Waits while
 /// another thread loads a library.
-fn loaded_libraries() -> Vec<LibraryCopy> {
+fn loaded_adapter_libraries() -> Vec<LibraryCopy> {
     // The list also has libraries that are being loaded: these are not relocated yet, and are unmapped if loading
     // fails. A library that is listed both before and after the wait is completely loaded.
-    let listed = listed_libraries();
+    let listed = listed_adapter_libraries();
     memprof_own::wait_for_loader();
-    let mut loaded = listed_libraries();
+    let mut loaded = listed_adapter_libraries();
     let was_listed = |copy: &LibraryCopy| listed.iter().any(|other| other.entry == copy.entry);
     loaded.retain(was_listed);
     loaded
@@ -167,7 +169,7 @@ fn loaded_libraries() -> Vec<LibraryCopy> {
 
 /// Finds the libraries in the loader's list that have a plugin with an adapter. Allocates nothing while the loader holds
 /// the lock of its list: a sampled allocation unwinds, and an unwinder with its own lock may wait for the loader's.
-fn listed_libraries() -> Vec<LibraryCopy> {
+fn listed_adapter_libraries() -> Vec<LibraryCopy> {
     let mut list = CopyList::with_capacity(USUAL_LIBRARIES);
     loop {
         {
@@ -208,12 +210,12 @@ unsafe extern "C" fn collect_copy(
     _size: usize,
     list: *mut c_void,
 ) -> c_int {
-    // SAFETY: `listed_libraries` passes its list.
+    // SAFETY: `listed_adapter_libraries` passes its list.
     let list = unsafe { &mut *list.cast::<CopyList>() };
     // SAFETY: dl_iterate_phdr(3): `info` is valid during the call.
     let library = unsafe { &*info };
     // SAFETY: dl_iterate_phdr(3) calls this with an entry of the list.
-    if let Some(copy) = unsafe { find_copy(library) } {
+    if let Some(copy) = unsafe { to_library_copy(library) } {
         list.count += 1;
         if list.count <= list.copies.capacity() {
             list.copies.push(copy);
@@ -227,16 +229,16 @@ unsafe extern "C" fn collect_copy(
 ///
 /// # Safety
 /// `library` is an entry that `dl_iterate_phdr(3)` passes to a callback, which is running.
-unsafe fn find_copy(library: &libc::dl_phdr_info) -> Option<LibraryCopy> {
+unsafe fn to_library_copy(library: &libc::dl_phdr_info) -> Option<LibraryCopy> {
     let symbol = |name: &CStr| {
         // SAFETY: the caller promises that it is an entry of the loader's list.
         let found = unsafe { memprof_own::find_exported_symbol(library, name) };
         found.map_or(ptr::null_mut(), NonNull::as_ptr)
     };
     // SAFETY: `export_adapters!` exports a function of this type.
-    let get_plugin: InstanceFn = unsafe { to_pointer(symbol(c"memprof_adapter_instance")) }?;
+    let get_plugin: InstanceFn = unsafe { to_typed_pointer(symbol(c"memprof_adapter_instance")) }?;
     // SAFETY: `export_adapters!` exports a function of this type.
-    let lock: Option<LockFn> = unsafe { to_pointer(symbol(c"memprof_adapter_lock")) };
+    let lock: Option<LockFn> = unsafe { to_typed_pointer(symbol(c"memprof_adapter_lock")) };
     let entry = symbol(c"memprof_plugin_entry")
         .cast_const()
         .cast::<memprof_plugin_entry_t>();
@@ -258,8 +260,8 @@ mod tests {
                 messages: messages.split_whitespace().map(str::to_owned).collect(),
                 ..PluginInfo::default()
             });
-            assert_eq!(are_versions_of_one(&one, &other), expected);
-            assert_eq!(are_versions_of_one(&other, &one), expected);
+            assert_eq!(are_versions_of_same_plugin(&one, &other), expected);
+            assert_eq!(are_versions_of_same_plugin(&other, &one), expected);
         };
         check("greet count", "count greet", true);
         check("greet count", "greet count sum", true);

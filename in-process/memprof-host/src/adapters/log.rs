@@ -30,7 +30,7 @@ impl Log for ProgramLog {
     }
 
     fn log(&self, record: &Record<'_>) {
-        self.write_line(record.level(), &record_text(record));
+        self.write_line(record.level(), &log_record_text(record));
     }
 
     fn flush(&self) {}
@@ -38,7 +38,7 @@ impl Log for ProgramLog {
 
 /// Returns the text of a record. It begins with the id of the plugin that logs, except for memprof's own lines: the
 /// sink already begins each line with `memprof: `.
-fn record_text(record: &Record<'_>) -> String {
+fn log_record_text(record: &Record<'_>) -> String {
     let (target, text) = (record.target(), record.args());
     match target.starts_with("memprof") || target.starts_with("memory_profile") {
         true => text.to_string(),
@@ -48,7 +48,7 @@ fn record_text(record: &Record<'_>) -> String {
 
 /// Returns the first `limit` bytes of a text as a C string, with NUL bytes replaced by blanks. A longer text is cut
 /// between two characters, and ` [...]` is appended, beyond the limit.
-pub(super) fn to_c_string(text: &str, limit: usize) -> CString {
+pub(super) fn to_truncated_c_string(text: &str, limit: usize) -> CString {
     let mut text = text.replace('\0', " ");
     if text.len() > limit {
         text.truncate(text.floor_char_boundary(limit));
@@ -67,7 +67,7 @@ mod tests {
             let mut record = Record::builder();
             record.target(target);
             assert_eq!(
-                record_text(&record.args(format_args!("sampling")).build()),
+                log_record_text(&record.args(format_args!("sampling")).build()),
                 expected
             );
         };
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn c_text_is_truncated_between_characters() {
         let check = |text: &str, expected: &str| {
-            assert_eq!(to_c_string(text, 4).to_str().unwrap(), expected);
+            assert_eq!(to_truncated_c_string(text, 4).to_str().unwrap(), expected);
         };
         check("abc", "abc");
         check("abcd", "abcd");

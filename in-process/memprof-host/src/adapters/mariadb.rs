@@ -11,7 +11,7 @@ use std::{ptr, slice};
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::host_symbols::find_symbol;
-use super::log::{one_line, to_c_string};
+use super::log::{one_line, to_truncated_c_string};
 use super::{catch_panic, delayed_start};
 use crate::protocol::split_message;
 
@@ -120,7 +120,7 @@ pub unsafe fn reply_to_row(
     let message = unsafe { slice::from_raw_parts(value.cast::<u8>(), size) };
     match catch_panic(Err(PANICKED.to_owned()), || send_if_allowed(message)) {
         Ok(reply) => {
-            let reply = to_c_string(&reply, LENGTH_LIMIT as usize);
+            let reply = to_truncated_c_string(&reply, LENGTH_LIMIT as usize);
             // SAFETY: udf API: the server passes a writable `length`.
             unsafe { *length = reply.count_bytes() as c_ulong };
             init.reply = reply.into_raw();
@@ -175,7 +175,7 @@ fn send_if_allowed(message: &[u8]) -> Result<String, String> {
 
 /// Fails the statement with a reason. In a server without `my_printf_error`, it fails without a text.
 fn fail_statement(reason: &str) {
-    let text = to_c_string(&one_line(reason), ERROR_LIMIT);
+    let text = to_truncated_c_string(&one_line(reason), ERROR_LIMIT);
     // SAFETY: my_sys.h declares a function of this type.
     if let Some(print) = unsafe { find_symbol::<PrintError>(c"my_printf_error") } {
         // SAFETY: the thread is running a statement of the server; the text is an argument, not a format.

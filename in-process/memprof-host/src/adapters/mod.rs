@@ -102,7 +102,7 @@ fn to_camel_case(name: &CStr) -> CString {
         first.chain(letters).collect::<String>()
     };
     let words = name.split('_').filter(|word| !word.is_empty());
-    log::to_c_string(&words.map(capital).collect::<String>(), usize::MAX)
+    log::to_truncated_c_string(&words.map(capital).collect::<String>(), usize::MAX)
 }
 
 #[cfg(all(test, any(feature = "adapter-java", feature = "adapter-ruby")))]

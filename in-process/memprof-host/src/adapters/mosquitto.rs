@@ -19,7 +19,7 @@ use super::catch_panic;
 use super::config::{self, Settings};
 use super::host_symbols::find_symbol;
 use super::instance::{Adapter, AdapterInstance, instance, start_instance};
-use super::log::{ProgramLog, to_c_string};
+use super::log::{ProgramLog, to_truncated_c_string};
 use super::rendered_reply::ReplyContent;
 
 /// `mosquitto_plugin.h`, `MOSQ_PLUGIN_VERSION`.
@@ -112,7 +112,7 @@ impl BrokerApi {
 #[doc(hidden)]
 pub unsafe fn supported_version(count: c_int, versions: *const c_int) -> c_int {
     // SAFETY: the caller promises Mosquitto's arguments: `count` versions.
-    let versions = unsafe { as_slice(versions, count) };
+    let versions = unsafe { slice_of_c_array(versions, count) };
     if versions.contains(&VERSION) {
         VERSION
     } else {
@@ -153,7 +153,7 @@ pub unsafe fn init_plugin(
 /// `options` points to `count` options of Mosquitto's.
 unsafe fn parse_options(options: *const Opt, count: c_int) -> Result<Settings, Failure> {
     // SAFETY: the caller promises `count` options.
-    let options = unsafe { as_slice(options, count) };
+    let options = unsafe { slice_of_c_array(options, count) };
     let text = |text: *const c_char| {
         if text.is_null() {
             return Ok("");
@@ -170,7 +170,7 @@ unsafe fn parse_options(options: *const Opt, count: c_int) -> Result<Settings, F
     let pairs = options
         .iter()
         .map(|option| Ok((text(option.key)?, text(option.value)?)));
-    config::parse_pairs(pairs.collect::<Result<Vec<_>, _>>()?)
+    config::parse_setting_pairs(pairs.collect::<Result<Vec<_>, _>>()?)
 }
 
 /// Returns the topic of messages to the plugin.
@@ -180,7 +180,7 @@ fn control_topic(instance: &AdapterInstance) -> String {
 
 /// Registers the handler of messages to the plugin's topic. A failure is logged as a warning.
 fn register_handler(broker: &Broker, identifier: *mut c_void, instance: &AdapterInstance) {
-    let topic = to_c_string(&control_topic(instance), LINE_LIMIT);
+    let topic = to_truncated_c_string(&control_topic(instance), LINE_LIMIT);
     // SAFETY: mosquitto_broker.h: the broker copies the topic; the handler is in a library that is never unloaded.
     let status = unsafe {
         (broker.api.callback_register)(
@@ -207,7 +207,7 @@ unsafe extern "C" fn handle_control_event(_: c_int, event: *mut c_void, _: *mut 
             return SUCCESS;
         };
         // SAFETY: mosquitto_broker.h: `payload_length` bytes, which are valid during the call.
-        let message = unsafe { as_slice(event.payload.cast::<u8>(), event.payload_length) };
+        let message = unsafe { slice_of_c_array(event.payload.cast::<u8>(), event.payload_length) };
         let bytes = match instance.send_and_render(message).body {
             ReplyContent::Text(text) => text.into_bytes(),
             ReplyContent::Bytes(bytes) => bytes,
@@ -219,7 +219,8 @@ unsafe extern "C" fn handle_control_event(_: c_int, event: *mut c_void, _: *mut 
 
 /// Publishes a reply to the client that sent the message. Does nothing if the client has no id. A failure is logged.
 fn publish_reply(broker: &Broker, client: *const c_void, instance: &AdapterInstance, bytes: &[u8]) {
-    let topic: CString = to_c_string(&format!("{}/response", control_topic(instance)), LINE_LIMIT);
+    let topic: CString =
+        to_truncated_c_string(&format!("{}/response", control_topic(instance)), LINE_LIMIT);
     // SAFETY: mosquitto_broker.h: the client of the event that is being handled.
     let client = unsafe { (broker.api.client_id)(client) };
     // Without a client's id, the broker would publish the reply to all subscribers.
@@ -251,7 +252,7 @@ fn publish_reply(broker: &Broker, client: *const c_void, instance: &AdapterInsta
 ///
 /// # Safety
 /// `first` is null or points to `count` elements, which outlive the slice.
-unsafe fn as_slice<'a, T>(first: *const T, count: impl TryInto<usize>) -> &'a [T] {
+unsafe fn slice_of_c_array<'a, T>(first: *const T, count: impl TryInto<usize>) -> &'a [T] {
     match count.try_into() {
         // SAFETY: not null, and the caller promises `count` elements.
         Ok(count) if !first.is_null() => unsafe { slice::from_raw_parts(first, count) },
@@ -268,7 +269,7 @@ fn write_log_line(level: Level, text: &str) {
         Level::Info => 1 << 1,
         Level::Debug | Level::Trace => 1 << 4,
     };
-    let text = to_c_string(&format!("memprof: {text}"), LINE_LIMIT);
+    let text = to_truncated_c_string(&format!("memprof: {text}"), LINE_LIMIT);
     if let Some(broker) = BROKER.get()
         && broker.thread == thread::current().id()
     {

@@ -17,12 +17,12 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Returns whether a host in this process has the plugin `id`, loaded or failed. Asks this process's sockets in the
 /// default directory `directory`, and waits at most 3 s for each. Also true if a host does not list its plugins in
 /// time. Skips the socket of a process that has the same pid in another container.
-pub(super) fn is_plugin_served(directory: &Path, id: &str) -> bool {
+pub(super) fn is_plugin_served_by_this_process(directory: &Path, id: &str) -> bool {
     let own = std::process::id();
     let request = request_line(PLUGINS, Value::Null);
     socket_names(own).any(|name| {
         match PendingRequest::send(own, &directory.join(name), &request) {
-            Ok(sent) => receive_plugins(sent)
+            Ok(sent) => receive_plugin_list(sent)
                 .is_none_or(|plugins| plugins.iter().any(|plugin| plugin.id == id)),
             // The queue of clients is full: a host listens that cannot be asked, so assume that it has the plugin.
             Err(error) => error.kind() == ErrorKind::WouldBlock,
@@ -32,7 +32,7 @@ pub(super) fn is_plugin_served(directory: &Path, id: &str) -> bool {
 
 /// Waits for the response to a request for the list of plugins, at most for [`LIST_TIMEOUT`]. `None` if the response
 /// is late, cannot be read, or contains no such list.
-fn receive_plugins(mut request: PendingRequest) -> Option<Vec<PluginInfo>> {
+fn receive_plugin_list(mut request: PendingRequest) -> Option<Vec<PluginInfo>> {
     let deadline = Instant::now() + LIST_TIMEOUT;
     let line = loop {
         if let Some(line) = request.receive_line() {
@@ -68,7 +68,7 @@ mod tests {
                 })
                 .collect();
             assert_eq!(
-                is_plugin_served(directory.path(), "words"),
+                is_plugin_served_by_this_process(directory.path(), "words"),
                 expected,
                 "{responses:?}"
             );

@@ -117,10 +117,10 @@ pub unsafe fn init_extension(entry: &'static memprof_plugin_entry_t, name: &'sta
         // SAFETY: guc.h: not null, NUL-terminated, and valid while the setting is unchanged.
         let file = (!config.is_null()).then(|| unsafe { CStr::from_ptr(config) }.to_string_lossy());
         let settings = || match file.filter(|file| !file.is_empty()) {
-            Some(file) => config::parse_pairs([("config", &*file)]),
+            Some(file) => config::parse_setting_pairs([("config", &*file)]),
             None => environment::read_settings(),
         };
-        delayed_start::start_plugin_delayed_with(entry, settings);
+        delayed_start::start_plugin_delayed_with_settings(entry, settings);
     });
 }
 
@@ -131,7 +131,7 @@ pub unsafe fn init_extension(entry: &'static memprof_plugin_entry_t, name: &'sta
 #[doc(hidden)]
 pub unsafe fn handle_call(call: *mut Call) -> Datum {
     // SAFETY: the caller promises a call by the server.
-    unsafe { run_call(call, |_, message| delayed_start::send_message(message)) }
+    unsafe { run_sql_function(call, |_, message| delayed_start::send_message(message)) }
 }
 
 /// Sends a message to all processes of the server. The SQL function's result is JSON, an array of objects.
@@ -142,7 +142,7 @@ pub unsafe fn handle_call(call: *mut Call) -> Datum {
 pub unsafe fn handle_call_for_all(call: *mut Call) -> Datum {
     // SAFETY: the caller promises a call by the server.
     unsafe {
-        run_call(call, |server, message| {
+        run_sql_function(call, |server, message| {
             delayed_start::send_to_server_processes(message, || server.is_interrupted())
         })
     }
@@ -154,7 +154,7 @@ pub unsafe fn handle_call_for_all(call: *mut Call) -> Datum {
 ///
 /// # Safety
 /// The server calls a function with one text argument that returns a text.
-unsafe fn run_call(
+unsafe fn run_sql_function(
     call: *mut Call,
     work: impl FnOnce(Server, &[u8]) -> Result<String, String> + Copy,
 ) -> Datum {

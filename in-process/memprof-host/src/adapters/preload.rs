@@ -30,7 +30,7 @@ pub fn start_if_requested(entry: &'static memprof_plugin_entry_t) {
     // Reads CPUID now, because the program may later forbid it to its threads, and a forked child inherits that.
     memprof_own::detect_processor_features();
     catch_panic((), || match (variable_has_value(RUN, "1"), is_tallied()) {
-        (true, true) => delayed_start::start_plugin_now(entry),
+        (true, true) => delayed_start::start_plugin_after_sampling_start(entry),
         (true, false) => delayed_start::start_plugin_delayed(entry),
         (false, _) => {}
     });

@@ -14,7 +14,7 @@ use std::{ptr, slice};
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
 use super::host_symbols::{CallerAddress, HostSymbols, MissingSymbol};
-use super::log::to_c_string;
+use super::log::to_truncated_c_string;
 use super::{catch_panic, delayed_start};
 
 mod definition;
@@ -160,7 +160,7 @@ unsafe extern "C-unwind" fn handle_call(
         // SAFETY: the thread has the GIL.
         Ok(text) => unsafe { python.create_object(&text, is_json) },
         Err(reason) => {
-            let reason = to_c_string(&reason, usize::MAX);
+            let reason = to_truncated_c_string(&reason, usize::MAX);
             // SAFETY: pyerrors.h: a variable that contains the class.
             let class = unsafe { *python.runtime_error };
             // SAFETY: the thread has the GIL; Python copies the text.

@@ -17,9 +17,9 @@ use memprof_plugin_abi::raw::{MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
 use memprof_plugin_abi::{Arguments, Failure};
 
 use super::config::{self, Settings};
-use super::host_symbols::to_pointer;
+use super::host_symbols::to_typed_pointer;
 use super::instance::{Adapter, AdapterInstance, instance, plugin_id, start_instance};
-use super::log::{ProgramLog, one_line, to_c_string};
+use super::log::{ProgramLog, one_line, to_truncated_c_string};
 use super::rendered_reply::{RenderedReply, ReplyContent};
 use super::{catch_panic, library_copies};
 use later_api::LaterApi;
@@ -73,7 +73,7 @@ impl RedisApi {
         // SAFETY: redismodule.h, `RedisModule_Init`: the context begins with the address of `GetApi`.
         let get_api = unsafe { *ctx.cast::<*mut c_void>() };
         // SAFETY: redismodule.h: a function of this type.
-        let get_api: GetApi = unsafe { to_pointer(get_api) }?;
+        let get_api: GetApi = unsafe { to_typed_pointer(get_api) }?;
         let find = |name: &CStr| {
             let mut address = std::ptr::null_mut();
             // SAFETY: redismodule.h: stores the function's address, or fails and leaves null.
@@ -84,22 +84,24 @@ impl RedisApi {
         // SAFETY: redismodule.h declares functions of these types, since Redis 4.0.
         Some(unsafe {
             Self {
-                set_module_attribs: to_pointer(find(c"RedisModule_SetModuleAttribs"))?,
-                is_module_name_busy: to_pointer(find(c"RedisModule_IsModuleNameBusy"))?,
-                create_command: to_pointer(find(c"RedisModule_CreateCommand"))?,
-                string_ptr_len: to_pointer(find(c"RedisModule_StringPtrLen"))?,
-                reply_with_string_buffer: to_pointer(find(c"RedisModule_ReplyWithStringBuffer"))?,
-                reply_with_error: to_pointer(find(c"RedisModule_ReplyWithError"))?,
-                reply_with_array: to_pointer(find(c"RedisModule_ReplyWithArray"))?,
+                set_module_attribs: to_typed_pointer(find(c"RedisModule_SetModuleAttribs"))?,
+                is_module_name_busy: to_typed_pointer(find(c"RedisModule_IsModuleNameBusy"))?,
+                create_command: to_typed_pointer(find(c"RedisModule_CreateCommand"))?,
+                string_ptr_len: to_typed_pointer(find(c"RedisModule_StringPtrLen"))?,
+                reply_with_string_buffer: to_typed_pointer(find(
+                    c"RedisModule_ReplyWithStringBuffer",
+                ))?,
+                reply_with_error: to_typed_pointer(find(c"RedisModule_ReplyWithError"))?,
+                reply_with_array: to_typed_pointer(find(c"RedisModule_ReplyWithArray"))?,
                 later: LaterApi::find(find),
-                log: to_pointer(find(c"RedisModule_Log"))?,
+                log: to_typed_pointer(find(c"RedisModule_Log"))?,
             }
         })
     }
 
     /// Returns whether Redis has loaded a module of this name.
     fn is_name_busy(&self, name: &str) -> bool {
-        let name = to_c_string(name, LINE_LIMIT);
+        let name = to_truncated_c_string(name, LINE_LIMIT);
         // SAFETY: redismodule.h: a NUL-terminated name.
         unsafe { (self.is_module_name_busy)(name.as_ptr()) != 0 }
     }
@@ -156,7 +158,7 @@ impl RedisApi {
     /// Sends an error to the client: the text as one line, of at most [`ERROR_LIMIT`] bytes, after `ERR`. Returns
     /// `REDISMODULE_OK`.
     fn reply_error(&self, ctx: Ctx, text: &str) -> c_int {
-        let line = to_c_string(&format!("ERR {}", one_line(text)), ERROR_LIMIT);
+        let line = to_truncated_c_string(&format!("ERR {}", one_line(text)), ERROR_LIMIT);
         // SAFETY: redismodule.h: the context of the running command; Redis copies the text.
         unsafe { (self.reply_with_error)(ctx, line.as_ptr()) }
     }
@@ -225,7 +227,7 @@ fn busy_name_text(entry: &'static memprof_plugin_entry_t) -> String {
         return duplicate.to_string();
     }
     let id = plugin_id(entry);
-    match has_plugin(entry) {
+    match is_plugin_created(entry) {
         true => format!("the module {id} is loaded already, and stays as it is"),
         false => format!(
             "the module {id} is loaded already, and its config stays as it was: MODULE UNLOAD {id}, and load it again"
@@ -235,12 +237,12 @@ fn busy_name_text(entry: &'static memprof_plugin_entry_t) -> String {
 
 /// Returns whether the plugin was created, by this copy of the library or another one: a module that is loaded by
 /// another path, as an upgrade may be, is another copy. May wait for the lock of all copies.
-fn has_plugin(entry: &'static memprof_plugin_entry_t) -> bool {
+fn is_plugin_created(entry: &'static memprof_plugin_entry_t) -> bool {
     let is_created = |instance: &AdapterInstance| instance.creation_failure().is_none();
     if instance().is_some_and(is_created) {
         return true;
     }
-    let _guard = library_copies::lock_all_copies(entry);
+    let _guard = library_copies::lock_across_copies(entry);
     matches!(library_copies::join_other_copy(entry), Some(Ok(_)))
 }
 
@@ -257,7 +259,7 @@ fn parse_options(arguments: &[String]) -> Result<Settings, Failure> {
             ),
         )),
     });
-    config::parse_pairs(pairs.collect::<Result<Vec<_>, _>>()?)
+    config::parse_setting_pairs(pairs.collect::<Result<Vec<_>, _>>()?)
 }
 
 /// Names the module and creates its command. Returns false if Redis refuses the command, because one of that name
@@ -267,11 +269,11 @@ fn register_module_and_command(api: &RedisApi, ctx: Ctx, instance: &AdapterInsta
     let names = std::iter::once(instance.id().to_owned())
         .chain((2..).map(|number| format!("{}_{number}", instance.id())));
     let mut names = names.filter(|name| !api.is_name_busy(name));
-    let name = to_c_string(&names.next().expect("there is no end of names"), LINE_LIMIT);
+    let name = to_truncated_c_string(&names.next().expect("there is no end of names"), LINE_LIMIT);
     // The number 1 is the module's own version.
     // SAFETY: redismodule.h: the context of `RedisModule_OnLoad`; Redis copies the name.
     unsafe { (api.set_module_attribs)(ctx, name.as_ptr(), 1, API_VERSION) };
-    let command = to_c_string(&instance.id().to_uppercase(), LINE_LIMIT);
+    let command = to_truncated_c_string(&instance.id().to_uppercase(), LINE_LIMIT);
     // SAFETY: redismodule.h: the context of `RedisModule_OnLoad`; the function is in a library that is never unloaded.
     let created = unsafe {
         (api.create_command)(
@@ -337,7 +339,7 @@ fn write_log_line(level: Level, text: &str) {
         Level::Info => c"notice",
         Level::Debug | Level::Trace => c"debug",
     };
-    let text = to_c_string(&format!("memprof: {text}"), LINE_LIMIT);
+    let text = to_truncated_c_string(&format!("memprof: {text}"), LINE_LIMIT);
     if let Some(api) = API.get() {
         // SAFETY: redismodule.h: the text is an argument, not a format; without a context any thread may log.
         unsafe {

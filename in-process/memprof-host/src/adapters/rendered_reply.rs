@@ -80,7 +80,7 @@ fn text_as_json_object(is_success: bool, text: String) -> String {
 ///
 /// # Errors
 /// The format is unknown, or is given twice.
-fn take_format(args: &str) -> Result<(String, Option<&'static str>), Failure> {
+fn remove_format_argument(args: &str) -> Result<(String, Option<&'static str>), Failure> {
     let invalid = |message: String| Failure::new(MEMPROF_INVALID_ARGUMENT, message);
     let words = Arguments::split(args).unwrap_or_default();
     let (formats, rest): (Vec<&str>, Vec<&str>) = words
@@ -147,7 +147,7 @@ impl AdapterInstance {
         should_stop: impl Fn() -> bool,
     ) -> String {
         let pid = std::process::id();
-        let (data, format) = match self.split_format(data) {
+        let (data, format) = match self.split_off_format_argument(data) {
             Ok(split) => split,
             Err(failure) => {
                 return json!([{ "pid": pid, "error": failure.to_string() }]).to_string();
@@ -191,7 +191,7 @@ impl AdapterInstance {
     /// Sends a message without its format argument. Also returns that argument, `None` if there is none. A message with
     /// a wrong format is not sent; the reply is then the error.
     fn send_without_format(&self, data: &[u8]) -> (Reply, Option<&'static str>) {
-        match self.split_format(data) {
+        match self.split_off_format_argument(data) {
             Ok((data, format)) => (self.send_message(&data), format),
             Err(failure) => (Reply::failed(&failure), None),
         }
@@ -201,7 +201,7 @@ impl AdapterInstance {
     /// if there is none. If the plugin's message has an argument `format` of its own, the message stays whole. It also
     /// stays whole if it is unknown or above [`FRAME_LIMIT`] bytes: [`send_message`](Self::send_message) refuses it.
     /// Fails if the format is unknown or is given twice.
-    fn split_format<'a>(
+    fn split_off_format_argument<'a>(
         &self,
         data: &'a [u8],
     ) -> Result<(Cow<'a, [u8]>, Option<&'static str>), Failure> {
@@ -215,7 +215,7 @@ impl AdapterInstance {
             let known = |word: &String| FORMATS.into_iter().find(|format| *format == word);
             return Ok((data.into(), words.iter().find_map(known)));
         }
-        let (rest, format) = take_format(args)?;
+        let (rest, format) = remove_format_argument(args)?;
         Ok(match format {
             Some(_) => (format!("{name} {rest}").into_bytes().into(), format),
             None => (data.into(), None),
@@ -249,12 +249,12 @@ impl AdapterInstance {
 
 #[cfg(test)]
 mod tests {
-    use super::{take_format, text_as_json_object};
+    use super::{remove_format_argument, text_as_json_object};
 
     #[test]
     fn format_is_taken_from_outside_of_quotes() {
         let check = |args: &str, expected: Result<(&str, Option<&str>), &str>| {
-            let taken = take_format(args).map_err(|failure| failure.to_string());
+            let taken = remove_format_argument(args).map_err(|failure| failure.to_string());
             let expected = expected.map(|(rest, format)| (rest.to_owned(), format));
             assert_eq!(taken, expected.map_err(str::to_owned), "{args}");
         };

@@ -65,7 +65,7 @@ pub(super) fn query_other_processes(
         }
     }
     replies.extend(await_replies(pending, deadline, should_stop));
-    choose_replies(replies)
+    choose_reply_per_process(replies)
 }
 
 /// Waits for the replies to these requests until the deadline, or until `should_stop` returns true. Returns the reply
@@ -107,7 +107,7 @@ fn await_replies(
 
 /// Chooses one result for each process. A process has several sockets if it has several plugins; the result of the
 /// socket that serves the right plugin is preferred, also if it is a failure.
-fn choose_replies(mut replies: Vec<SocketReply>) -> Vec<ServerProcess> {
+fn choose_reply_per_process(mut replies: Vec<SocketReply>) -> Vec<ServerProcess> {
     let is_other =
         |reply: &Result<Reply, MissingReply>| matches!(reply, Err(MissingReply::OtherSocket(_)));
     replies.sort_by_key(|(pid, reply)| (*pid, is_other(reply)));
@@ -217,7 +217,7 @@ mod tests {
         let failed = r#"{"error":{"code":1,"message":"no"}}"#;
         let check = |lines: &[&str], expected: Result<&str, &str>| {
             let replies = lines.iter().map(|line| (7, parse_reply(line.as_bytes())));
-            let chosen = choose_replies(replies.collect()).into_iter();
+            let chosen = choose_reply_per_process(replies.collect()).into_iter();
             let texts: Vec<_> = chosen
                 .map(|each| each.reply.map(Reply::into_text))
                 .collect();

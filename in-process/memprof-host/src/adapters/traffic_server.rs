@@ -17,7 +17,7 @@ use super::catch_panic;
 use super::config::{self, Settings};
 use super::host_symbols::find_symbol;
 use super::instance::{Adapter, instance, start_instance};
-use super::log::{ProgramLog, one_line, to_c_string};
+use super::log::{ProgramLog, one_line, to_truncated_c_string};
 use crate::reply::Reply;
 
 /// ts/apidefs.h, `TS_LIFECYCLE_MSG_HOOK`.
@@ -109,7 +109,7 @@ unsafe fn parse_options(argc: c_int, argv: *const *const c_char) -> Result<Setti
             })?;
             config::split_pair(text)
         });
-    config::parse_pairs(pairs.collect::<Result<Vec<_>, _>>()?)
+    config::parse_setting_pairs(pairs.collect::<Result<Vec<_>, _>>()?)
 }
 
 /// Registers the plugin, because Traffic Server ends if it does not register, and adds the hook for messages, once in a
@@ -128,7 +128,7 @@ fn register_plugin(id: &str) -> Result<(), &'static CStr> {
             find_symbol(c"TSLifecycleHookAdd"),
         )
     };
-    let name = to_c_string(id, LINE_LIMIT);
+    let name = to_truncated_c_string(id, LINE_LIMIT);
     let info = RegistrationInfo {
         plugin_name: name.as_ptr(),
         vendor_name: c"memprof".as_ptr(),
@@ -209,7 +209,7 @@ fn write_log_line(level: Level, text: &str) {
         Level::Warn => c"TSWarning",
         Level::Info | Level::Debug | Level::Trace => c"TSNote",
     };
-    let text = to_c_string(&format!("memprof: {text}"), LINE_LIMIT);
+    let text = to_truncated_c_string(&format!("memprof: {text}"), LINE_LIMIT);
     // SAFETY: ts/ts.h declares functions of this type. An older server has only `TSError`.
     let print: Option<Print> = unsafe { find_symbol(name) };
     // SAFETY: ts/ts.h declares functions of this type.

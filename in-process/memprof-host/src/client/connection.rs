@@ -131,7 +131,7 @@ impl Connection {
     /// If `error` is that of a closed connection, returns an error that says why it was closed: the process at the
     /// other end has ended, without an answer to the message in `request`, or has executed another program. Waits up to
     /// 250 ms until one of the two shows. Returns any other `error` itself.
-    pub(super) fn explain_loss(&self, error: io::Error, request: &Value) -> io::Error {
+    pub(super) fn explain_lost_connection(&self, error: io::Error, request: &Value) -> io::Error {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         let is_closed = matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);
         if !is_closed {
@@ -146,7 +146,7 @@ impl Connection {
             Some(ProgramEnd::Exited) => {
                 format!(
                     "process {pid} has ended meanwhile{}",
-                    unanswered_message(request)
+                    unanswered_message_text(request)
                 )
             }
             Some(ProgramEnd::Executed) => format!(
@@ -300,7 +300,7 @@ fn new_socket_in_namespace(namespace: &Path) -> io::Result<OwnedFd> {
 
 /// Returns the part of an error's text that names the plugin and the message of a request. Empty if the request sends
 /// no message to a plugin.
-fn unanswered_message(request: &Value) -> String {
+fn unanswered_message_text(request: &Value) -> String {
     let text = |key: &str| request["params"][key].as_str();
     match (text("plugin"), text("message")) {
         (Some(plugin), Some(message)) => format!(": plugin {plugin} did not answer {message:?}"),

@@ -8,7 +8,7 @@ const TABLE: &str = "plugin.config";
 
 /// Restores the prefix `plugin.config.` in the table headers that a plugin quotes in `text`, the error about its
 /// config. [`blank_outside_plugin_config`] has replaced the prefix by blanks.
-pub(crate) fn with_table_prefix(text: &str) -> String {
+pub(crate) fn restore_table_prefixes(text: &str) -> String {
     let prefix = format!("{TABLE}.");
     let blank = " ".repeat(prefix.len());
     text.replace(&format!("[{blank}"), &format!("[{prefix}"))
@@ -139,8 +139,8 @@ mod tests {
         let header = config_text.lines().nth(2).unwrap();
         let quoted = format!("  |\n3 | {header}\n  | ^^");
         let expected = "  |\n3 | [[plugin.config.watch]]\n  | ^^";
-        assert_eq!(super::with_table_prefix(&quoted), expected);
-        assert_eq!(super::with_table_prefix("[a [ b"), "[a [ b");
+        assert_eq!(super::restore_table_prefixes(&quoted), expected);
+        assert_eq!(super::restore_table_prefixes("[a [ b"), "[a [ b");
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl ControlConnection {
 
     /// Sends an error to the peer: no thread can be started for the connection, or the host has no memory, if `error`
     /// says so.
-    pub(super) fn refuse_without_thread(&self, error: &io::Error) {
+    pub(super) fn refuse_for_lack_of_resources(&self, error: &io::Error) {
         match error.raw_os_error() {
             Some(code) if code == Errno::NOMEM.raw_os_error() => {
                 send_out_of_memory_error(&self.stream);
@@ -137,7 +137,7 @@ pub(super) fn serve_connection(
         // The program may have given up capabilities since the last request; and memprof.h promises `enter` before each
         // message.
         set_activity(ConnectionActivity::Serving);
-        privileges.match_main_thread();
+        privileges.limit_to_main_thread();
         service.router.report_memprof_thread();
         if require_memory(REQUEST_BYTES).is_err() {
             send_out_of_memory_error(stream);

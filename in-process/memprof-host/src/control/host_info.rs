@@ -38,7 +38,7 @@ fn read_command_line(arguments: impl Read) -> String {
         Some(end) => command.split_at(end),
         None => (&*command, ""),
     };
-    let command = mark_blanks_in_path(program) + &arguments.replace('\0', " ");
+    let command = escape_blanks_in_path(program) + &arguments.replace('\0', " ");
     match is_cut {
         true => format!("{command} …"),
         false => command.trim_end().to_owned(),
@@ -47,7 +47,7 @@ fn read_command_line(arguments: impl Read) -> String {
 
 /// Puts a backslash before each blank of a program's path, so that a client finds its end. A title that the program
 /// gave itself, such as `postgres: walwriter`, stays as it is: its first word has no slash.
-fn mark_blanks_in_path(program: &str) -> String {
+fn escape_blanks_in_path(program: &str) -> String {
     let is_path = program.split(' ').next().unwrap_or_default().contains('/');
     match is_path {
         true => program.trim_end().replace(' ', "\\ "),

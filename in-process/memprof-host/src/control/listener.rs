@@ -61,7 +61,7 @@ impl Listener {
             move |cause| ControlError { path, cause }
         };
         if let Some(path) = configured
-            && let Some(name) = abstract_name::name_bytes(path)
+            && let Some(name) = abstract_name::abstract_name_bytes(path)
         {
             let address = SocketAddrUnix::new_abstract_name(name).map_err(io::Error::from);
             let socket = address.and_then(|address| listen(&address));
@@ -138,12 +138,14 @@ impl Listener {
         // The program may have closed the descriptor meanwhile, and opened another socket under its number. So the
         // accepted stream must have this socket's address.
         let (stream, _) = self.socket.get()?.accept()?;
-        GuardedFd::new_verified(stream, |stream| {
+        GuardedFd::new_if_expected(stream, |stream| {
             let address = stream.local_addr();
-            address.is_ok_and(|address| match abstract_name::name_bytes(&self.path) {
-                Some(name) => address.as_abstract_name() == Some(name),
-                None => address.as_pathname() == Some(&self.path),
-            })
+            address.is_ok_and(
+                |address| match abstract_name::abstract_name_bytes(&self.path) {
+                    Some(name) => address.as_abstract_name() == Some(name),
+                    None => address.as_pathname() == Some(&self.path),
+                },
+            )
         })
     }
 

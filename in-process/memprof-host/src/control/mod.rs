@@ -122,7 +122,7 @@ impl ControlSocket {
             connections: Mutex::default(),
             workers: WorkerPool::new(needs),
         });
-        let acceptor = memprof_own::spawn_with(c"memprof-control", needs, {
+        let acceptor = memprof_own::spawn_with_needs(c"memprof-control", needs, {
             let shared = Arc::clone(&shared);
             move |privileges| shared.accept_connections(privileges)
         })
@@ -254,7 +254,7 @@ impl SocketState {
                 self.close_connections();
                 return;
             }
-            privileges.match_main_thread();
+            privileges.limit_to_main_thread();
             self.service.router.report_memprof_thread();
             listener = self.ensure_listener_open(Some(open));
             match accepted {
@@ -322,7 +322,7 @@ impl SocketState {
         });
         if let Err(error) = dispatched {
             self.lock_connections().open.remove(&id);
-            connection.refuse_without_thread(&error);
+            connection.refuse_for_lack_of_resources(&error);
             log::warn!("control connection refused: {error}");
         }
     }

@@ -73,7 +73,7 @@ impl Service {
     fn handle_message(&self, id: &Value, params: MessageParams) -> Result<Response, RpcError> {
         let reply = self.send_to_plugin(&params.plugin, &params.message, &params.args)?;
         let (mut result, mut body) = split_reply(reply, params.deliver);
-        let file = match body_file(body.take()) {
+        let file = match body_into_file(body.take()) {
             Ok(file) => file,
             Err(error) => {
                 let failure = Failure::io("pass the reply as a file", &error);
@@ -142,7 +142,7 @@ fn parse_params<T: DeserializeOwned>(value: Value) -> Result<T, RpcError> {
 }
 
 /// Converts a body to a file that can be passed. `None` if there is no body. Fails if no file can be created in memory.
-fn body_file(body: Option<crate::Body>) -> std::io::Result<Option<GuardedFd<File>>> {
+fn body_into_file(body: Option<crate::Body>) -> std::io::Result<Option<GuardedFd<File>>> {
     body.map(|body| body.into_file().and_then(GuardedFd::new))
         .transpose()
 }

@@ -63,13 +63,14 @@ impl WorkerPool {
         state.next_id += 1;
         let id = state.next_id;
         let pool = Arc::clone(&self.0);
-        let thread = memprof_own::spawn_with(c"memprof-conn", self.0.needs, move |privileges| {
-            let mut next = Some(connection);
-            while let Some(connection) = next {
-                serve(connection, privileges);
-                next = pool.next_connection(id);
-            }
-        })?;
+        let thread =
+            memprof_own::spawn_with_needs(c"memprof-conn", self.0.needs, move |privileges| {
+                let mut next = Some(connection);
+                while let Some(connection) = next {
+                    serve(connection, privileges);
+                    next = pool.wait_for_next_connection(id);
+                }
+            })?;
         state.threads.insert(id, thread);
         Ok(())
     }
@@ -93,7 +94,7 @@ impl PoolShared {
 
     /// Waits for the next connection of the thread `id`. `None` if the thread should end: the pool ends, or there was
     /// no connection for [`IDLE_TIMEOUT`].
-    fn next_connection(&self, id: u64) -> Option<u64> {
+    fn wait_for_next_connection(&self, id: u64) -> Option<u64> {
         let mut state = self.lock_state();
         state.idle_count += 1;
         let is_idle = |state: &mut PoolState| state.queue.is_empty() && !state.is_ending;

@@ -12,9 +12,9 @@ use std::path::{self, Path, PathBuf};
 use memmap2::Mmap;
 
 use super::library_cache;
-use super::search_list::{Candidate, expand_list};
+use super::search_list::{Candidate, expand_search_list};
 use crate::elf::LinkInfo;
-use crate::mapped_files::{executable_files, mapped_file};
+use crate::mapped_files::{files_mapped_as_code, mapped_file};
 use crate::secure_execution::is_secure_execution;
 
 /// Directories that glibc searches last: Debian's, and those of other systems.
@@ -48,10 +48,10 @@ impl ProcessSearch {
     pub(super) fn for_this_process() -> Self {
         let maps = fs::read("/proc/self/maps").unwrap_or_default();
         let program = fs::read_link("/proc/self/exe").unwrap_or_default();
-        let library = own_library(&maps, &program);
+        let library = path_of_own_library(&maps, &program);
         let objects: Vec<PathBuf> = library.into_iter().chain([program]).collect();
         let list = env::var_os("LD_LIBRARY_PATH").filter(|_| !is_secure_execution());
-        let loaded = executable_files(&maps);
+        let loaded = files_mapped_as_code(&maps);
         Self::from_parts(
             &objects,
             list.as_deref(),
@@ -72,7 +72,7 @@ impl ProcessSearch {
         let directory = |path: &Path| path.parent().unwrap_or(Path::new("/")).to_owned();
         let inherited = objects.iter().flat_map(|object| {
             let list = read_link_info(object).rpath;
-            list.map(|list| expand_list(&list, b":", &directory(object)))
+            list.map(|list| expand_search_list(&list, b":", &directory(object)))
                 .unwrap_or_default()
         });
         // `$ORIGIN` in `LD_LIBRARY_PATH` is the program's directory.
@@ -90,7 +90,7 @@ impl ProcessSearch {
         Self {
             inherited: inherited.collect(),
             environment: list
-                .map(|list| expand_list(list, b":;", &origin))
+                .map(|list| expand_search_list(list, b":;", &origin))
                 .unwrap_or_default(),
             cache,
             system: system.into(),
@@ -139,8 +139,8 @@ fn read_link_info(path: &Path) -> LinkInfo {
 
 /// Returns the path of the library that contains this function, as the loader names it. `None` if the program contains
 /// it, or if the path is unknown. `maps` is the text of /proc/self/maps, `program` the path of the program.
-fn own_library(maps: &[u8], program: &Path) -> Option<PathBuf> {
-    let address = own_library as *const ();
+fn path_of_own_library(maps: &[u8], program: &Path) -> Option<PathBuf> {
+    let address = path_of_own_library as *const ();
     if mapped_file(maps, address.addr())? == program {
         return None;
     }

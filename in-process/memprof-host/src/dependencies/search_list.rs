@@ -26,7 +26,7 @@ pub(super) struct Candidate {
 /// Splits a list of directories, expands the variables in each, and makes each absolute. `separators` are `:` for a
 /// file's own list, `:` and `;` for `LD_LIBRARY_PATH`. An empty entry is the working directory. `origin` is the value
 /// of `$ORIGIN`.
-pub(super) fn expand_list(list: &[u8], separators: &[u8], origin: &Path) -> Vec<Candidate> {
+pub(super) fn expand_search_list(list: &[u8], separators: &[u8], origin: &Path) -> Vec<Candidate> {
     list.split(|byte| separators.contains(byte))
         .flat_map(|entry| expand_path(entry, origin))
         .collect()

@@ -80,7 +80,7 @@ pub(super) fn find_plugin_process(pid: u32) -> Option<PluginProcess> {
 /// program. False if this user may not read the process's files in /proc.
 fn is_recently_run_by_memprof(pid: u32) -> bool {
     let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-    let age = age_seconds(&String::from_utf8_lossy(&read("stat")));
+    let age = process_age_seconds(&String::from_utf8_lossy(&read("stat")));
     if age.is_none_or(|age| age > START_TIMEOUT.as_secs()) {
         return false;
     }
@@ -89,14 +89,14 @@ fn is_recently_run_by_memprof(pid: u32) -> bool {
         // The command line is empty while a program is being executed, and in a zombie, which has no program.
         return fs::read_link(format!("/proc/{pid}/exe")).is_ok();
     }
-    is_run_command(&command)
+    is_memprof_run_command(&command)
         || read("environ")
             .split(|byte| *byte == 0)
             .any(|variable| variable == RUN_MARKER)
 }
 
 /// Returns whether a command line, as in /proc/PID/cmdline, is of `memprof run`.
-fn is_run_command(command: &[u8]) -> bool {
+fn is_memprof_run_command(command: &[u8]) -> bool {
     let mut words = command.split(|byte| *byte == 0);
     let program = words.next().unwrap_or_default();
     let name = program.rsplit(|byte| *byte == b'/').next();
@@ -105,7 +105,7 @@ fn is_run_command(command: &[u8]) -> bool {
 
 /// Returns the seconds since the start of a process, given the text of its /proc/PID/stat (proc(5)). `None` if the text
 /// is malformed.
-fn age_seconds(stat: &str) -> Option<u64> {
+fn process_age_seconds(stat: &str) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(')')?;
     // Field 22; the first word after the name is field 3.
     let ticks: u64 = after_name.split_whitespace().nth(19)?.parse().ok()?;
@@ -153,7 +153,7 @@ fn find_control_sockets(pid: u32) -> Option<PluginProcess> {
         let text = fs::read(proc_dir.join(file)).ok()?;
         Some(String::from_utf8_lossy(&text).into_owned())
     };
-    let owner = effective_uid(&read("status")?)?;
+    let owner = parse_effective_uid(&read("status")?)?;
     let mut held_inodes = socket_inodes(&proc_dir).ok()?;
     let acceptor = memprof_threads(&proc_dir).find(|thread| thread.name == ACCEPT_THREAD);
     if let Some(MemprofThread { directory, .. }) = acceptor {
@@ -208,7 +208,7 @@ fn socket_inodes(directory: &Path) -> io::Result<HashSet<u64>> {
 }
 
 /// Returns the effective user id in the text of /proc/PID/status. `None` if the text contains none.
-fn effective_uid(status: &str) -> Option<u32> {
+fn parse_effective_uid(status: &str) -> Option<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     // The real id is the first number, the effective id the second.
     line.split_whitespace().nth(1)?.parse().ok()
@@ -240,16 +240,16 @@ fn listening_path<'a>(line: &'a str, held_inodes: &HashSet<u64>) -> Option<&'a s
 fn control_socket_path(proc_dir: &Path, path: &Path) -> Option<PathBuf> {
     // `@` stands for the NUL of an abstract name (proc_pid_net(5)).
     if path.as_os_str().as_bytes().starts_with(b"@") {
-        abstract_name::name_bytes(path)?;
+        abstract_name::abstract_name_bytes(path)?;
         return Some(abstract_name::path_in_process_namespace(proc_dir, path));
     }
-    let socket = resolve_from_here(proc_dir, path);
+    let socket = resolve_process_path(proc_dir, path);
     lock_file_path(&socket).exists().then_some(socket)
 }
 
 /// Converts a path of a process, which may have another root or mount namespace, to one that is valid here. A relative
 /// path starts at the process's working directory.
-fn resolve_from_here(proc_dir: &Path, path: &Path) -> PathBuf {
+fn resolve_process_path(proc_dir: &Path, path: &Path) -> PathBuf {
     let Ok(relative) = path.strip_prefix("/") else {
         return proc_dir.join("cwd").join(path);
     };
@@ -272,7 +272,8 @@ mod tests {
 
     #[test]
     fn run_command_is_of_the_file_memprof() {
-        let check = |command: &[u8], expected| assert_eq!(is_run_command(command), expected);
+        let check =
+            |command: &[u8], expected| assert_eq!(is_memprof_run_command(command), expected);
         check(b"memprof\0run\0--\0cat\0", true);
         check(b"/usr/bin/memprof\0-q\0run\0cat\0", true);
         check(b"/opt/my-memprof\0run\0", false);
@@ -300,7 +301,7 @@ mod tests {
         assert_eq!(count(&held_inodes), 1);
         assert_eq!(count(&HashSet::new()), 0);
         let own = format!("/proc/{}", std::process::id());
-        assert_eq!(resolve_from_here(Path::new(&own), &path), path);
+        assert_eq!(resolve_process_path(Path::new(&own), &path), path);
     }
 
     #[test]
@@ -361,15 +362,15 @@ mod tests {
     #[test]
     fn age_of_this_process_is_small() {
         let stat = |path: &str| fs::read_to_string(path).unwrap();
-        let own = age_seconds(&stat("/proc/self/stat")).unwrap();
-        assert!(own <= age_seconds(&stat("/proc/1/stat")).unwrap());
-        assert_eq!(age_seconds("7 (x) S 1"), None);
+        let own = process_age_seconds(&stat("/proc/self/stat")).unwrap();
+        assert!(own <= process_age_seconds(&stat("/proc/1/stat")).unwrap());
+        assert_eq!(process_age_seconds("7 (x) S 1"), None);
     }
 
     #[test]
     fn effective_uid_is_second_number() {
         let status = "Name:\tx\nUid:\t0\t33\t0\t0\nGid:\t0\t0\t0\t0\n";
-        assert_eq!(effective_uid(status), Some(33));
-        assert_eq!(effective_uid("Name:\tx\n"), None);
+        assert_eq!(parse_effective_uid(status), Some(33));
+        assert_eq!(parse_effective_uid("Name:\tx\n"), None);
     }
 }

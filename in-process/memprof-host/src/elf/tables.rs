@@ -70,14 +70,14 @@ pub(super) fn check_tables(bytes: &[u8]) -> Result<()> {
     for function in [DT_INIT, DT_FINI] {
         let address = dynamic.value(function);
         if address.is_some_and(|address| !library.has_code(address)) {
-            return damaged_error("address of its first or last function");
+            return damaged_table_error("address of its first or last function");
         }
     }
     Ok(())
 }
 
 /// Returns the error of a damaged table, as an `Err`.
-fn damaged_error<T>(table: &str) -> Result<T> {
+fn damaged_table_error<T>(table: &str) -> Result<T> {
     Err(format!(
         "it is damaged: its {table} is not as a linker writes it"
     ))
@@ -134,7 +134,7 @@ impl<'a> Strings<'a> {
         let name = tail.and_then(|tail| tail.split(|&byte| byte == 0).next());
         match name {
             Some(name) if !name.is_empty() => Ok(name),
-            _ => damaged_error(table),
+            _ => damaged_table_error(table),
         }
     }
 }
@@ -166,7 +166,7 @@ impl<'a> Library<'a> {
                 .ok()?
                 .get(usize::try_from(offset).ok()?..)
         });
-        bytes.map_or_else(|| damaged_error(table), Ok)
+        bytes.map_or_else(|| damaged_table_error(table), Ok)
     }
 
     /// Returns `count` values at an address. Fails, naming `table`, if they are not within one mapped segment of the
@@ -175,7 +175,7 @@ impl<'a> Library<'a> {
         let bytes = self.bytes_from(address, table)?;
         bytes
             .read_slice_at(0, count)
-            .or_else(|()| damaged_error(table))
+            .or_else(|()| damaged_table_error(table))
     }
 
     /// Returns the entries of the dynamic section before its `DT_NULL`. Fails if there is no such section, or if it has
@@ -184,13 +184,13 @@ impl<'a> Library<'a> {
         const TABLE: &str = "dynamic section";
         let mut segments = self.segments.iter();
         let Some(segment) = segments.find(|segment| segment.p_type(LE) == PT_DYNAMIC) else {
-            return damaged_error(TABLE);
+            return damaged_table_error(TABLE);
         };
         let count = segment.p_filesz(LE) as usize / size_of::<Dyn64<LittleEndian>>();
         let entries: &[Dyn64<LittleEndian>] = self.read_array(segment.p_vaddr(LE), count, TABLE)?;
         match entries.iter().position(|entry| entry.d_tag(LE) == DT_NULL) {
             // The loader reads up to DT_NULL, beyond the segment if there is none in it.
-            None | Some(0) => damaged_error(TABLE),
+            None | Some(0) => damaged_table_error(TABLE),
             Some(end) => Ok(Dynamic(&entries[..end])),
         }
     }
@@ -200,11 +200,11 @@ impl<'a> Library<'a> {
         const TABLE: &str = "table of names";
         let range = dynamic.value(DT_STRTAB).zip(dynamic.value(DT_STRSZ));
         let Some((address, size)) = range else {
-            return damaged_error(TABLE);
+            return damaged_table_error(TABLE);
         };
         match self.read_array(address, size as usize, TABLE)? {
             strings @ [0, .., 0] => Ok(Strings(strings)),
-            _ => damaged_error(TABLE),
+            _ => damaged_table_error(TABLE),
         }
     }
 
@@ -219,7 +219,7 @@ impl<'a> Library<'a> {
     ) -> Result<&'a [Sym64<LittleEndian>]> {
         const TABLE: &str = "table of symbols";
         let Some(address) = dynamic.value(DT_SYMTAB) else {
-            return damaged_error(TABLE);
+            return damaged_table_error(TABLE);
         };
         let count = match section_count {
             Some(count) => count,
@@ -231,7 +231,7 @@ impl<'a> Library<'a> {
         };
         let symbols: &[Sym64<LittleEndian>] = self.read_array(address, count, TABLE)?;
         if symbols.is_empty() {
-            return damaged_error(TABLE);
+            return damaged_table_error(TABLE);
         }
         // The first symbol is the null symbol (gABI, "Symbol Table").
         for symbol in &symbols[1..] {
@@ -281,7 +281,7 @@ impl<'a> Library<'a> {
                 if kind == R_X86_64_NONE && index >= relative {
                     empty_entries += 1;
                     if empty_entries > MAX_EMPTY_ENTRIES {
-                        return damaged_error(TABLE);
+                        return damaged_table_error(TABLE);
                     }
                     continue;
                 }
@@ -292,11 +292,11 @@ impl<'a> Library<'a> {
                     && self.is_in_segment_with(target, target_flags)
                     && (!is_called || self.has_code(addend));
                 if !is_valid {
-                    return damaged_error(TABLE);
+                    return damaged_table_error(TABLE);
                 }
             }
             if relative > count {
-                return damaged_error(TABLE);
+                return damaged_table_error(TABLE);
             }
         }
         self.check_packed_relocations(dynamic)
@@ -317,7 +317,7 @@ impl<'a> Library<'a> {
             let (start, bits, words) = match (entry & 1, next) {
                 (0, _) => (entry, 1, 1),
                 (_, Some(next)) => (next, entry >> 1, 63),
-                (_, None) => return damaged_error(TABLE),
+                (_, None) => return damaged_table_error(TABLE),
             };
             let first_bit = bits.trailing_zeros();
             let last_bit = 63_u32.saturating_sub(bits.leading_zeros());
@@ -328,7 +328,7 @@ impl<'a> Library<'a> {
             // The first and the last address suffice: the bits span less than a page, and the loader maps whole pages
             // of a segment.
             if bits != 0 && !(is_writable(first_bit) && is_writable(last_bit)) {
-                return damaged_error(TABLE);
+                return damaged_table_error(TABLE);
             }
             next = Some(start.saturating_add(words * 8));
         }

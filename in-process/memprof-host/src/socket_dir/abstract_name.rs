@@ -15,7 +15,7 @@ const PREFIX: &str = "@memprof-";
 /// Generates an abstract name for a control socket. It contains the pid and 64 random bits, so that it was never used
 /// before. Fails with the errors of getrandom(2).
 #[cfg(feature = "adapter-attached")]
-pub(crate) fn generate_name() -> std::io::Result<PathBuf> {
+pub(crate) fn generate_abstract_name() -> std::io::Result<PathBuf> {
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
     let random = u64::from_ne_bytes(random);
@@ -24,7 +24,7 @@ pub(crate) fn generate_name() -> std::io::Result<PathBuf> {
 }
 
 /// Returns the bytes of an abstract name, without the `@`. `None` if the path is no abstract name of a control socket.
-pub(crate) fn name_bytes(path: &Path) -> Option<&[u8]> {
+pub(crate) fn abstract_name_bytes(path: &Path) -> Option<&[u8]> {
     let path = path.as_os_str().as_bytes();
     path.starts_with(PREFIX.as_bytes()).then(|| &path[1..])
 }
@@ -43,7 +43,7 @@ pub(crate) fn split_namespace(path: &Path) -> Option<(&Path, &[u8])> {
     let namespace = path.parent()?;
     let is_namespace = namespace.starts_with("/proc") && namespace.ends_with("ns/net");
     let name = path.file_name()?;
-    name_bytes(name.as_ref())
+    abstract_name_bytes(name.as_ref())
         .filter(|_| is_namespace)
         .map(|name| (namespace, name))
 }

@@ -38,13 +38,13 @@ pub fn lock_socket_path(socket: &Path) -> io::Result<File> {
     loop {
         let file = rustix::fs::openat(CWD, &path, flags, Mode::RUSR | Mode::WUSR)
             .and_then(move_above_stdio)
-            .map_err(|errno| obstructed_error(&path, errno.into()))?;
+            .map_err(|errno| explain_obstructing_file(&path, errno.into()))?;
         let opened = rustix::fs::fstat(&file)?;
         let own = rustix::process::geteuid().as_raw();
         let is_file = FileType::from_raw_mode(opened.st_mode) == FileType::RegularFile;
         if !is_file || (opened.st_uid != own && opened.st_uid != 0) {
             let denied = io::Error::from(io::ErrorKind::PermissionDenied);
-            return Err(obstructed_error(&path, denied));
+            return Err(explain_obstructing_file(&path, denied));
         }
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => {
@@ -66,7 +66,7 @@ pub fn lock_socket_path(socket: &Path) -> io::Result<File> {
 }
 
 /// Adds the owner of the file at `path`, if there is one, and a remedy to the error.
-fn obstructed_error(path: &Path, error: io::Error) -> io::Error {
+fn explain_obstructing_file(path: &Path, error: io::Error) -> io::Error {
     use std::os::unix::fs::MetadataExt;
     let Ok(metadata) = path.symlink_metadata() else {
         return error;
@@ -100,7 +100,7 @@ pub(crate) fn remove_abandoned_files(directory: &Path) {
     }
     for lock_file in list_lock_files(directory) {
         let socket = lock_file.with_extension("");
-        if existing.contains(&socket) || !is_older_than_startup(&lock_file) {
+        if existing.contains(&socket) || !is_too_old_for_starting_host(&lock_file) {
             continue;
         }
         if let Ok(_lock) = lock_socket_path(&socket)
@@ -114,7 +114,7 @@ pub(crate) fn remove_abandoned_files(directory: &Path) {
 /// Returns whether the lock file is so old that no starting host can be about to lock it. A younger one must not be
 /// removed: this process locks a file to remove it, and a starting host that found it locked would use another name.
 /// False if the age is unknown.
-fn is_older_than_startup(lock_file: &Path) -> bool {
+fn is_too_old_for_starting_host(lock_file: &Path) -> bool {
     let modified = lock_file
         .symlink_metadata()
         .and_then(|metadata| metadata.modified());

@@ -14,7 +14,7 @@ pub(crate) enum LineFormat {
 /// Returns the source line of the instruction at `offset`, in bytes from the function's first instruction. 0 if the
 /// table says that the instruction has no line, or if the line is no 32-bit number; `first`, the function's own line,
 /// if the table cannot be read. `byte` reads the byte at an index of the table, which has `len` bytes.
-pub(super) fn line_at(
+pub(super) fn source_line_at(
     format: LineFormat,
     first: u32,
     len: usize,
@@ -151,7 +151,7 @@ mod tests {
     fn check(format: LineFormat, table: &[u8], lines: &[(usize, u32)]) {
         for (offset, line) in lines {
             let byte = |index: usize| table.get(index).copied();
-            let found = line_at(format, 10, table.len(), byte, *offset);
+            let found = source_line_at(format, 10, table.len(), byte, *offset);
             assert_eq!(found, *line, "{format:?} {offset}");
         }
     }
@@ -218,7 +218,7 @@ mod tests {
                 LineFormat::Locations,
             ] {
                 for len in [0, 1, 2, 63, 64, 70] {
-                    line_at(format, u32::MAX, len, |index| table.get(index).copied(), 40);
+                    source_line_at(format, u32::MAX, len, |index| table.get(index).copied(), 40);
                 }
             }
         }

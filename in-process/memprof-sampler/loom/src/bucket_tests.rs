@@ -11,12 +11,12 @@ const FIRST: Sample = Sample { size: 1, record: 1 };
 const SECOND: Sample = Sample { size: 2, record: 2 };
 
 /// Inserts a sample. Panics if the bucket is full.
-fn insert(bucket: &Bucket, address: usize, sample: Sample) {
+fn insert_sample(bucket: &Bucket, address: usize, sample: Sample) {
     bucket.claim_empty_cell(address).unwrap().fill(sample);
 }
 
 /// Removes the sample of an address and returns it. `None` if there is none, or another thread has claimed it.
-fn remove(bucket: &Bucket, address: usize) -> Option<Sample> {
+fn remove_sample(bucket: &Bucket, address: usize) -> Option<Sample> {
     Some(bucket.claim_sample_cell(address)?.sample())
 }
 
@@ -26,12 +26,12 @@ fn concurrent_inserts_are_both_found() {
         let bucket = Arc::new(Bucket::default());
         let other = {
             let bucket = Arc::clone(&bucket);
-            thread::spawn(move || insert(&bucket, BLOCK, FIRST))
+            thread::spawn(move || insert_sample(&bucket, BLOCK, FIRST))
         };
-        insert(&bucket, 2 * BLOCK, SECOND);
+        insert_sample(&bucket, 2 * BLOCK, SECOND);
         other.join().unwrap();
-        assert_eq!(remove(&bucket, BLOCK), Some(FIRST));
-        assert_eq!(remove(&bucket, 2 * BLOCK), Some(SECOND));
+        assert_eq!(remove_sample(&bucket, BLOCK), Some(FIRST));
+        assert_eq!(remove_sample(&bucket, 2 * BLOCK), Some(SECOND));
     });
 }
 
@@ -39,12 +39,12 @@ fn concurrent_inserts_are_both_found() {
 fn concurrent_remove_succeeds_once() {
     model(|| {
         let bucket = Arc::new(Bucket::default());
-        insert(&bucket, BLOCK, FIRST);
+        insert_sample(&bucket, BLOCK, FIRST);
         let other = {
             let bucket = Arc::clone(&bucket);
-            thread::spawn(move || remove(&bucket, BLOCK))
+            thread::spawn(move || remove_sample(&bucket, BLOCK))
         };
-        let removed = [remove(&bucket, BLOCK), other.join().unwrap()];
+        let removed = [remove_sample(&bucket, BLOCK), other.join().unwrap()];
         assert_eq!(removed.into_iter().flatten().collect::<Vec<_>>(), [FIRST]);
     });
 }
@@ -53,7 +53,7 @@ fn concurrent_remove_succeeds_once() {
 fn visit_during_reallocation_sees_one_sample_or_none() {
     model(|| {
         let bucket = Arc::new(Bucket::default());
-        insert(&bucket, BLOCK, FIRST);
+        insert_sample(&bucket, BLOCK, FIRST);
         let reader = {
             let bucket = Arc::clone(&bucket);
             thread::spawn(move || {
@@ -63,9 +63,9 @@ fn visit_during_reallocation_sees_one_sample_or_none() {
                 });
             })
         };
-        assert_eq!(remove(&bucket, BLOCK), Some(FIRST));
-        insert(&bucket, BLOCK, SECOND);
+        assert_eq!(remove_sample(&bucket, BLOCK), Some(FIRST));
+        insert_sample(&bucket, BLOCK, SECOND);
         reader.join().unwrap();
-        assert_eq!(remove(&bucket, BLOCK), Some(SECOND));
+        assert_eq!(remove_sample(&bucket, BLOCK), Some(SECOND));
     });
 }

@@ -33,7 +33,7 @@ impl GatedTables {
     }
 
     /// Inserts a sample of `BLOCK`, as a hook does. If the gate is closed, gives its cell up and inserts none.
-    fn sample(&self) {
+    fn insert_sample(&self) {
         let claim = self.bucket.claim_empty_cell(BLOCK).unwrap();
         if self.gate.may_pass() {
             self.records.with(|_| ());
@@ -42,7 +42,7 @@ impl GatedTables {
     }
 
     /// Removes the sample of `BLOCK`, as a free does. loom reports an access of the records without the claim.
-    fn remove(&self) {
+    fn remove_sample(&self) {
         if let Some(_claim) = self.bucket.claim_sample_cell(BLOCK) {
             self.records.with(|_| ());
         }
@@ -91,12 +91,12 @@ fn check_hook_beside_clear(
 
 #[test]
 fn concurrent_sample_is_not_in_records_during_clear() {
-    check_hook_beside_clear(|_| {}, GatedTables::sample);
+    check_hook_beside_clear(|_| {}, GatedTables::insert_sample);
 }
 
 #[test]
 fn concurrent_remove_is_not_in_records_during_clear() {
-    check_hook_beside_clear(GatedTables::sample, GatedTables::remove);
+    check_hook_beside_clear(GatedTables::insert_sample, GatedTables::remove_sample);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn drain_that_times_out_keeps_claim() {
         );
         tables.gate.open();
         claim.fill(SAMPLE);
-        tables.remove();
+        tables.remove_sample();
         assert!(tables.bucket.drain(|_| panic!("it was removed"), || false));
     });
 }

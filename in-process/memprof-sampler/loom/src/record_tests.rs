@@ -51,7 +51,7 @@ impl Record {
     }
 }
 
-fn spawn_with(record: &Arc<Record>, work: fn(&Record) -> bool) -> thread::JoinHandle<bool> {
+fn spawn_with_record(record: &Arc<Record>, work: fn(&Record) -> bool) -> thread::JoinHandle<bool> {
     let record = Arc::clone(record);
     thread::spawn(move || work(&record))
 }
@@ -60,7 +60,7 @@ fn spawn_with(record: &Arc<Record>, work: fn(&Record) -> bool) -> thread::JoinHa
 fn record_in_use_is_not_evicted() {
     model(|| {
         let record = Arc::new(Record::new());
-        let other = spawn_with(&record, |record| record.replace(8, 2));
+        let other = spawn_with_record(&record, |record| record.replace(8, 2));
         if record.life.acquire_generation(1) {
             assert_eq!(record.words(), [7, 7]);
             assert_eq!(record.life.release(), 1);
@@ -78,7 +78,7 @@ fn record_in_use_is_not_evicted() {
 fn record_read_during_eviction_is_one_of_both_or_none() {
     model(|| {
         let record = Arc::new(Record::new());
-        let other = spawn_with(&record, |record| record.replace(8, 2));
+        let other = spawn_with_record(&record, |record| record.replace(8, 2));
         let read = |_| Some(record.words());
         if let Some(words) = record.life.read_unless_evicted(read) {
             assert!([[7, 7], [8, 8]].contains(&words), "{words:?}");
@@ -91,7 +91,7 @@ fn record_read_during_eviction_is_one_of_both_or_none() {
 fn record_read_while_freed_is_old_one_or_none() {
     model(|| {
         let record = Arc::new(Record::new());
-        let other = spawn_with(&record, |record| {
+        let other = spawn_with_record(&record, |record| {
             let is_evicted = record.life.evict(1);
             // The store stands for `FreeSegments::push`, which writes a segment's link.
             record.stack[0].store(8, Relaxed);
@@ -108,7 +108,7 @@ fn record_read_while_freed_is_old_one_or_none() {
 fn concurrent_eviction_succeeds_once() {
     model(|| {
         let record = Arc::new(Record::new());
-        let other = spawn_with(&record, |record| record.life.evict(1));
+        let other = spawn_with_record(&record, |record| record.life.evict(1));
         let own = record.life.evict(1);
         assert!(own != other.join().unwrap());
     });

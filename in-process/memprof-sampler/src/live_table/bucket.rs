@@ -67,28 +67,28 @@ impl Bucket {
     #[inline(always)]
     fn claim_cell_holding(&self, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
         let first = AddressHash::new(address).block_bits(WAYS.ilog2());
-        self.claim_way(first, from, address)
-            .or_else(|| self.claim_other_way(first, from, address))
+        self.claim_cell_at(first, from, address)
+            .or_else(|| self.claim_other_cell(first, from, address))
     }
 
     /// Claims a cell other than `first` that holds `from`, which is 0 or `address`. `None` if none of them holds
     /// `from`. Not inlined, to keep the common case short.
     #[cold]
     #[inline(never)]
-    fn claim_other_way(
+    fn claim_other_cell(
         &self,
         first: usize,
         from: usize,
         address: usize,
     ) -> Option<ClaimedCell<'_>> {
         let mut others = (1..WAYS).map(|after| (first + after) % WAYS);
-        others.find_map(|way| self.claim_way(way, from, address))
+        others.find_map(|way| self.claim_cell_at(way, from, address))
     }
 
     /// Claims the cell number `way` if it holds `from`, and stores `address` with the bit [`CLAIMED`] in it. `None` if
     /// the cell holds another value.
     #[inline(always)]
-    fn claim_way(&self, way: usize, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
+    fn claim_cell_at(&self, way: usize, from: usize, address: usize) -> Option<ClaimedCell<'_>> {
         let (cell, data) = (self.addresses.get(way)?, self.samples.get(way)?);
         // The load comes first, because even a failed exchange takes the cache line from other processors.
         let is_claimed = cell.load(Relaxed) == from

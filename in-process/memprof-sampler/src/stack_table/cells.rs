@@ -13,7 +13,7 @@ use super::segments::{
     HASH, LIFE, PEAK, PEAK_BYTES, PEAK_OBJECTS, SHAPE, TOTAL_BYTES, TOTAL_OBJECTS, frame_words,
     word,
 };
-use crate::address_hash::mix;
+use crate::address_hash::multiply_by_golden_ratio;
 use crate::tally;
 
 /// Number of cells, and maximum number of records.
@@ -69,7 +69,7 @@ impl<'a> MappedTable<'a> {
 
     /// Returns the use count and generation of a record. `None` if `record` is beyond the last segment.
     pub(super) fn life(self, record: u32) -> Option<&'a Life> {
-        record_life(self.words, record)
+        life_of_record(self.words, record)
     }
 
     /// Finds the record of a key, and returns its first segment. Adds a user to the record, a reference that keeps it
@@ -113,11 +113,11 @@ impl<'a> MappedTable<'a> {
     /// there are no candidates.
     pub(super) fn select_evictable(self, hash: u64) -> Option<IdleRecord<'a>> {
         let idle = self.cells_near(hash).filter_map(|cell| {
-            let record = record_in(cell)?;
+            let record = record_of_cell(cell)?;
             let generation = self.life(record)?.idle_generation()?;
             // In this generation the record is in no other cell: when an older generation ends, its cell becomes vacant
             // first.
-            let is_current = record_in(cell) == Some(record);
+            let is_current = record_of_cell(cell) == Some(record);
             (is_current && !was_live_at_peak(self.words, record)).then_some(IdleRecord {
                 cell,
                 record,
@@ -133,7 +133,7 @@ impl<'a> MappedTable<'a> {
 
     /// Iterates over all records, by their first segments.
     pub(super) fn records(self) -> impl Iterator<Item = u32> {
-        self.cells.iter().filter_map(record_in)
+        self.cells.iter().filter_map(record_of_cell)
     }
 
     /// Copies a record without becoming its user; its frames go into `buffer`. `None` if the record is evicted before
@@ -176,14 +176,14 @@ impl<'a> MappedTable<'a> {
 }
 
 /// Returns the record in a cell, by its first segment. `None` if the cell is empty or vacant.
-fn record_in(cell: &AtomicU64) -> Option<u32> {
+fn record_of_cell(cell: &AtomicU64) -> Option<u32> {
     let known = cell.load(Acquire);
     (known != 0 && known != VACANT).then_some(known as u32)
 }
 
 /// Returns the use count and generation of a record, which are one of its words. `None` if `record` is beyond the last
 /// segment.
-pub(super) fn record_life(words: &[AtomicU64], record: u32) -> Option<&Life> {
+pub(super) fn life_of_record(words: &[AtomicU64], record: u32) -> Option<&Life> {
     let word = word(words, record, LIFE)?;
     // SAFETY: `Life` is a transparent wrapper of `AtomicU64`.
     Some(unsafe { &*ptr::from_ref(word).cast::<Life>() })
@@ -192,9 +192,10 @@ pub(super) fn record_life(words: &[AtomicU64], record: u32) -> Option<&Life> {
 /// Hashes a stack and its shape. The multiplications are independent of each other, so the processor overlaps them.
 pub(super) fn hash_stack(frames: impl Iterator<Item = u64>, shape: u64) -> u64 {
     let hash = frames.fold(shape, |hash, frame| {
-        hash.rotate_left(7).wrapping_add(mix(frame))
+        hash.rotate_left(7)
+            .wrapping_add(multiply_by_golden_ratio(frame))
     });
-    let hash = mix(hash ^ (hash >> 32));
+    let hash = multiply_by_golden_ratio(hash ^ (hash >> 32));
     hash ^ (hash >> 32)
 }
 

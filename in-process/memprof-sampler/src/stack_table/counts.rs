@@ -12,7 +12,7 @@ use crate::tally;
 
 /// Saves the live counts that a record had at the last peak, the latest maximum of live bytes. The caller is about to
 /// change the counts. Does nothing if an earlier change has saved them.
-pub(super) fn save_peak(words: &[AtomicU64], record: u32) {
+pub(super) fn save_peak_counts(words: &[AtomicU64], record: u32) {
     let peak = tally::peak_number();
     let word = |index: usize| word(words, record, index);
     let Some(saved_peak) = word(PEAK) else {

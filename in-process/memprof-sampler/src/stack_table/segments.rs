@@ -119,7 +119,7 @@ impl Segments {
         // One segment more than the other frames need: the first one has less room for frames. The chain grows from its
         // end.
         for _ in 0..=others.div_ceil(SEGMENT_WORDS - OTHER_FRAME) {
-            let Some(segment) = self.allocate_one(words) else {
+            let Some(segment) = self.allocate_segment(words) else {
                 self.free_chain(words, chain);
                 return None;
             };
@@ -133,7 +133,7 @@ impl Segments {
     }
 
     /// Returns a free segment, or else one that was never used. `None` if all are in use.
-    fn allocate_one(&self, words: &[AtomicU64]) -> Option<u32> {
+    fn allocate_segment(&self, words: &[AtomicU64]) -> Option<u32> {
         let free = self.free.pop(|segment| word(words, segment, NEXT));
         free.or_else(|| {
             // Checked first, so that `used` grows at most by one per thread beyond the limit.

@@ -12,7 +12,7 @@ use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Reply};
 use crate::arguments::{take_allocator, take_enum, take_switch};
 use crate::gdump_arguments;
 use crate::reply::{reply_success, to_failure};
-use crate::text::{dump_text, gdump_text, kept_dumps_text};
+use crate::text::{dump_report_text, gdump_text, kept_dumps_text};
 
 /// Content type of jemalloc's dumps.
 const JEMALLOC_PROFILE: &str = "application/x-jemalloc-heap-profile";
@@ -36,7 +36,7 @@ pub(super) fn handle_dump(
     }
     let report = profiler.dump(allocator, kind, Trigger::Message);
     let report = report.map_err(dump_failure)?;
-    let text = dump_text(&report);
+    let text = dump_report_text(&report);
     log::info!("{text}");
     reply_success(reply, &text, &report)
 }
@@ -64,7 +64,7 @@ pub(super) fn handle_gdump(
     args: Arguments,
     reply: &mut Reply<'_>,
 ) -> Result<(), Failure> {
-    let result = match gdump_arguments::parse_limits(args)? {
+    let result = match gdump_arguments::parse_gdump_limits(args)? {
         Some(limits) => profiler.start_gdump(limits),
         None => profiler.stop_gdump(),
     };

@@ -19,7 +19,7 @@ pub(super) fn handle_activate(
     let options = take_activate_options(&mut args)?;
     args.finish()?;
     let activation = profiler.activate(options).map_err(to_failure)?;
-    reply_activation(reply, activation)
+    reply_with_activation(reply, activation)
 }
 
 /// Handles `deactivate`: stops sampling in the allocators of the kind `allocator`, or in all without that argument.
@@ -31,7 +31,7 @@ pub(super) fn handle_deactivate(
 ) -> Result<(), Failure> {
     let allocator = take_allocator(&mut args)?;
     args.finish()?;
-    reply_activation(reply, profiler.deactivate(allocator).map_err(to_failure)?)
+    reply_with_activation(reply, profiler.deactivate(allocator).map_err(to_failure)?)
 }
 
 /// Handles `reset`: drops all samples of the allocators of the kind `allocator`, or of all without that argument. Sets
@@ -45,11 +45,14 @@ pub(super) fn handle_reset(
     let interval = take_sample_interval(&mut args)?;
     args.finish()?;
     let activation = profiler.reset(allocator, interval).map_err(to_failure)?;
-    reply_activation(reply, activation)
+    reply_with_activation(reply, activation)
 }
 
 /// Replies with the new state, and logs it.
-fn reply_activation(reply: &mut Reply<'_>, activation: ActivationResult) -> Result<(), Failure> {
+fn reply_with_activation(
+    reply: &mut Reply<'_>,
+    activation: ActivationResult,
+) -> Result<(), Failure> {
     let text = activation_text(&activation);
     log::info!("{text}");
     reply_success(reply, &text, activation)

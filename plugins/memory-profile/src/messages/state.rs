@@ -6,7 +6,7 @@ use memprof_messages::{DoctorReport, EmptyReply, Severity, findings_text};
 use memprof_plugin_abi::{Arguments, ErrorKind, Failure, Reply};
 
 use crate::reply::{reply_failure, reply_success, to_failure};
-use crate::text::{abilities_text, status_text};
+use crate::text::{status_text, supported_messages_text};
 
 /// Handles `status`: replies with the state of profiling, and with the messages that each allocator supports.
 pub(super) fn handle_status(
@@ -16,7 +16,7 @@ pub(super) fn handle_status(
 ) -> Result<(), Failure> {
     args.finish()?;
     let status = profiler.status();
-    let text = status_text(&status) + &abilities_text(&status);
+    let text = status_text(&status) + &supported_messages_text(&status);
     reply_success(reply, &text, status)
 }
 

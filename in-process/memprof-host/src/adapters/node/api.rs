@@ -6,7 +6,7 @@ use std::ptr;
 
 use super::Job;
 use crate::adapters::host_symbols::{HostSymbols, MissingSymbol};
-use crate::adapters::log::to_c_string;
+use crate::adapters::log::to_truncated_c_string;
 
 pub(super) type Env = *mut c_void;
 pub(super) type Value = *mut c_void;
@@ -171,7 +171,7 @@ impl Node {
 pub(super) fn throw_missing_symbol(host: &HostSymbols, env: Env, missing: MissingSymbol) {
     // SAFETY: js_native_api.h declares a function of this type.
     if let Ok(throw) = unsafe { host.find::<Throw>(c"napi_throw_error") } {
-        let reason = to_c_string(&missing.to_string(), usize::MAX);
+        let reason = to_truncated_c_string(&missing.to_string(), usize::MAX);
         // SAFETY: js_native_api.h: there is no code; Node copies the text.
         unsafe { throw(env, ptr::null(), reason.as_ptr()) };
     }

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
 use crate::adapters::host_symbols::find_symbol;
-use crate::adapters::log::to_c_string;
+use crate::adapters::log::to_truncated_c_string;
 
 /// postgres.h, `Datum`.
 #[doc(hidden)]
@@ -192,7 +192,7 @@ impl Server {
                 self.copy_to_server(&[&head, &bytes]).map(Outcome::Text)
             }
             Err(reason) => {
-                let reason = to_c_string(&self.replace_unencodable(reason), ERROR_LIMIT);
+                let reason = to_truncated_c_string(&self.replace_unencodable(reason), ERROR_LIMIT);
                 let copied = self.copy_to_server(&[reason.to_bytes_with_nul()]);
                 copied.map(|reason| Outcome::Failed(reason.cast()))
             }

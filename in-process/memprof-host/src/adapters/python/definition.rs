@@ -6,7 +6,7 @@ use std::ptr;
 
 use super::{Object, Raise};
 use crate::adapters::host_symbols::{HostSymbols, MissingSymbol};
-use crate::adapters::log::to_c_string;
+use crate::adapters::log::to_truncated_c_string;
 
 type Function = unsafe extern "C-unwind" fn(Object, Object) -> Object;
 
@@ -130,7 +130,8 @@ pub(super) fn raise_import_error(host: &HostSymbols, name: &CStr, reason: &str) 
     // SAFETY: pyerrors.h: a variable that contains the class.
     let class = unsafe { host.find::<*const Object>(c"PyExc_ImportError") };
     if let (Ok(raise), Ok(class)) = (raise, class) {
-        let reason = to_c_string(&format!("{}: {reason}", name.to_string_lossy()), usize::MAX);
+        let reason =
+            to_truncated_c_string(&format!("{}: {reason}", name.to_string_lossy()), usize::MAX);
         // SAFETY: pyerrors.h: the variable is initialized.
         let class = unsafe { *class };
         // SAFETY: a thread of Python with the GIL calls `PyInit_*`; Python copies the text.

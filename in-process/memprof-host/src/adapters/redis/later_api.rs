@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_ulonglong, c_void};
 
 use super::Ctx;
-use crate::adapters::host_symbols::to_pointer;
+use crate::adapters::host_symbols::to_typed_pointer;
 
 /// Functions of Redis 6.0 that read a section of INFO.
 #[derive(Clone, Copy, Debug)]
@@ -35,17 +35,17 @@ impl LaterApi {
         // SAFETY: redismodule.h declares functions of these types, since Redis 6.0.
         let info = || unsafe {
             Some(InfoApi {
-                get: to_pointer(find(c"RedisModule_GetServerInfo"))?,
-                field: to_pointer(find(c"RedisModule_ServerInfoGetFieldUnsigned"))?,
-                free: to_pointer(find(c"RedisModule_FreeServerInfo"))?,
+                get: to_typed_pointer(find(c"RedisModule_GetServerInfo"))?,
+                field: to_typed_pointer(find(c"RedisModule_ServerInfoGetFieldUnsigned"))?,
+                free: to_typed_pointer(find(c"RedisModule_FreeServerInfo"))?,
             })
         };
         #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one promise for both")]
         // SAFETY: redismodule.h declares functions of these types, since Redis 7.2.
         let categories = || unsafe {
             Some(CategoryApi {
-                get_command: to_pointer(find(c"RedisModule_GetCommand"))?,
-                set: to_pointer(find(c"RedisModule_SetCommandACLCategories"))?,
+                get_command: to_typed_pointer(find(c"RedisModule_GetCommand"))?,
+                set: to_typed_pointer(find(c"RedisModule_SetCommandACLCategories"))?,
             })
         };
         Self {

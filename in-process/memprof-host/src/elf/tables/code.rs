@@ -4,7 +4,7 @@ use object::elf::{PF_X, PT_GNU_EH_FRAME};
 use object::endian::{I32, LittleEndian, U32};
 use object::read::elf::ProgramHeader as _;
 
-use super::{LE, Library, Result, damaged_error};
+use super::{LE, Library, Result, damaged_table_error};
 
 /// Size of a page in bytes.
 const PAGE_BYTES: usize = 4096;
@@ -44,7 +44,7 @@ impl Library<'_> {
             Some(head) if head == HEAD => {}
             // Other encodings are not checked.
             Some([1, ..]) => return Ok(()),
-            _ => return damaged_error(TABLE),
+            _ => return damaged_table_error(TABLE),
         }
         // The address of `.eh_frame` at offset 4 is skipped; the number of entries is at 8, and the entries are at 12.
         let count =
@@ -63,14 +63,14 @@ impl Library<'_> {
                 .wrapping_add(8)
                 .wrapping_add_signed((begin as i32).into());
             if size == 0 || begin != function {
-                return damaged_error(TABLE);
+                return damaged_table_error(TABLE);
             }
             let end = function.saturating_add(length.into());
             // One address in each page of the function.
             let last = (length > 0).then(|| end - 1);
             let mut pages = (function..end).step_by(PAGE_BYTES).chain(last);
             if !pages.all(|address| self.has_code(address)) {
-                return damaged_error("code");
+                return damaged_table_error("code");
             }
         }
         Ok(())

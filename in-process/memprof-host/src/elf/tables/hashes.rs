@@ -3,7 +3,7 @@
 use object::elf::{DT_GNU_HASH, DT_HASH, GnuHashHeader, HashHeader, Sym64};
 use object::endian::{LittleEndian, U32, U64};
 
-use super::{Dynamic, LE, Library, Result, Strings, damaged_error};
+use super::{Dynamic, LE, Library, Result, Strings, damaged_table_error};
 
 /// Name of either table in errors.
 const TABLE: &str = "table of hashes";
@@ -28,7 +28,7 @@ impl Library<'_> {
         ]
         .map(|count| count as usize);
         if buckets == 0 || !bloom.is_power_of_two() {
-            return damaged_error(TABLE);
+            return damaged_table_error(TABLE);
         }
         let filter_address =
             address.saturating_add(size_of::<GnuHashHeader<LittleEndian>>() as u64);
@@ -40,7 +40,7 @@ impl Library<'_> {
             return Ok(());
         }
         let Some(exported) = symbols.get(first..) else {
-            return damaged_error(TABLE);
+            return damaged_table_error(TABLE);
         };
         let chains_address = heads_address.saturating_add(4 * buckets as u64);
         let chains: &[U32<LittleEndian>] =
@@ -59,7 +59,7 @@ impl Library<'_> {
             let is_found = (first..=first + index).contains(&head) && word & bits == bits;
             // The lowest bit of a chain's entry marks the end of the chain.
             if chain.get(LE) | 1 != hash | 1 || !is_found {
-                return damaged_error(TABLE);
+                return damaged_table_error(TABLE);
             }
         }
         let is_terminated = chains.last().is_none_or(|last| last.get(LE) & 1 == 1);
@@ -70,7 +70,7 @@ impl Library<'_> {
         if is_terminated && heads.iter().all(is_valid_head) {
             Ok(())
         } else {
-            damaged_error(TABLE)
+            damaged_table_error(TABLE)
         }
     }
 
@@ -100,20 +100,20 @@ impl Library<'_> {
             let mut index = head.get(LE) as usize;
             while index != 0 {
                 let Some((symbol, next)) = symbols.get(index).zip(chains.get(index)) else {
-                    return damaged_error(TABLE);
+                    return damaged_table_error(TABLE);
                 };
                 let name = strings.read_name(symbol.st_name.get(LE).into(), TABLE)?;
                 steps += 1;
                 // Each symbol is in one chain, so more steps than symbols are a circle.
                 if object::elf::hash(name) as usize % bucket_count != bucket || steps > chain_count
                 {
-                    return damaged_error(TABLE);
+                    return damaged_table_error(TABLE);
                 }
                 index = next.get(LE) as usize;
             }
         }
         match bucket_count {
-            0 => damaged_error(TABLE),
+            0 => damaged_table_error(TABLE),
             _ => Ok(()),
         }
     }

@@ -3,7 +3,7 @@
 use object::elf::{DT_VERNEED, DT_VERNEEDNUM, DT_VERSYM, Vernaux, Verneed};
 use object::endian::{LittleEndian, U16};
 
-use super::{Dynamic, LE, Library, Result, Strings, damaged_error};
+use super::{Dynamic, LE, Library, Result, Strings, damaged_table_error};
 
 const TABLE: &str = "table of versions";
 /// Mask of the index in a symbol's version, without the hidden flag (gABI, "Symbol Version Table").
@@ -31,7 +31,7 @@ impl Library<'_> {
         if has_own || versions.iter().all(is_known) {
             Ok(())
         } else {
-            damaged_error(TABLE)
+            damaged_table_error(TABLE)
         }
     }
 
@@ -50,13 +50,13 @@ impl Library<'_> {
         let count = dynamic.value(DT_VERNEEDNUM).unwrap_or(0);
         for index in 0..count {
             let Some(address) = next else {
-                return damaged_error(TABLE);
+                return damaged_table_error(TABLE);
             };
             let entry: &Verneed<LittleEndian> = &self.read_array(address, 1, TABLE)?[0];
             let file = strings.read_name(entry.vn_file.get(LE).into(), TABLE)?;
             let versions = entry.vn_cnt.get(LE);
             if entry.vn_version.get(LE) != 1 || versions == 0 {
-                return damaged_error(TABLE);
+                return damaged_table_error(TABLE);
             }
             visit(file);
             let mut version = address.saturating_add(entry.vn_aux.get(LE).into());
@@ -68,7 +68,7 @@ impl Library<'_> {
                 if object::elf::hash(name) != aux.vna_hash.get(LE)
                     || (step == 0) != (index + 1 == versions)
                 {
-                    return damaged_error(TABLE);
+                    return damaged_table_error(TABLE);
                 }
                 max_index = max_index.max(aux.vna_other.get(LE).0 & VERSION_INDEX_MASK);
                 version = version.saturating_add(step.into());
@@ -76,7 +76,7 @@ impl Library<'_> {
             let step = entry.vn_next.get(LE);
             // Only the last library has the distance 0.
             if (step == 0) != (index + 1 == count) {
-                return damaged_error(TABLE);
+                return damaged_table_error(TABLE);
             }
             next = Some(address.saturating_add(step.into()));
         }
