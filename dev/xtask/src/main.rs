@@ -78,8 +78,9 @@ fn run_bench(args: &[&str]) -> anyhow::Result<()> {
     run(command.arg("--").args(args))
 }
 
-/// Builds and runs `program`, truth or growth, without optimization: it only queries the memprof of `target/dist`.
-fn run_cases(program: &str, args: &[&str]) -> anyhow::Result<()> {
+/// Builds the development program `truth` or `growth`, and runs it. It needs no optimization: it only queries the
+/// memprof of `target/dist`.
+fn build_and_run(program: &str, args: &[&str]) -> anyhow::Result<()> {
     dist::build_programs([program])?;
     run(&mut built_command(program, args))
 }
@@ -97,7 +98,7 @@ fn run_scale(args: &[&str]) -> anyhow::Result<()> {
     if args.is_empty() {
         run_bench(&[&["scale"], check.as_slice()].concat())?;
     }
-    run_cases("growth", &args)
+    build_and_run("growth", &args)
 }
 
 /// Runs the command that the arguments name. Exits with 2, and prints the usage, if they name none, and with 1 if the
@@ -110,7 +111,7 @@ fn main() -> ExitCode {
         ["build", "--release"] => dist::build_all(Profile::Release),
         ["demo"] => demo::build_and_run_demo(),
         ["test"] => ci::build_and_test(),
-        ["bench", "truth", args @ ..] => run_cases("truth", args),
+        ["bench", "truth", args @ ..] => build_and_run("truth", args),
         ["bench", "scale", args @ ..] => run_scale(args),
         ["bench", args @ ..] => run_bench(args),
         ["torture", args @ ..] => build_and_run_torture(args),

@@ -11,6 +11,7 @@ mod lock;
 mod object;
 mod own_calls;
 mod patch_stats;
+mod patched_slot;
 mod word;
 
 use core::ffi::{CStr, c_void};
@@ -33,31 +34,11 @@ use lock::with_loader_locked;
 use object::{ElfObject, GotSlot};
 pub use own_calls::{CallTarget, visit_own_calls};
 pub use patch_stats::PatchStats;
+use patched_slot::PatchedSlot;
 use word::{exchange_word, slot_value};
 
 /// Maximum number of patched slots, more than any program has. Further slots count as refused.
 const MAX_SLOTS: usize = 1 << 16;
-
-/// GOT slot that holds a hook, and its original value.
-#[derive(Clone, Copy, Debug)]
-struct PatchedSlot {
-    address: usize,
-    original: usize,
-    hook: usize,
-    role: Role,
-}
-
-impl PatchedSlot {
-    /// Describes the slot at `address` as one that holds the address of `hook` in place of `original`.
-    fn new(address: usize, original: usize, hook: &Hook) -> Self {
-        Self {
-            address,
-            original,
-            hook: hook.address,
-            role: hook.role,
-        }
-    }
-}
 
 /// Object that provides the process's `malloc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,6 +19,7 @@ mod address_hash;
 mod aligned;
 mod allocator_functions;
 mod atomic;
+mod caller_registers;
 mod countdown;
 mod early_ends;
 mod entry_hooks;

@@ -27,7 +27,7 @@ static HOOKS: [unsafe extern "C" fn(); HOOK_COUNT] =
 /// Addresses of the program's functions, in the order of [`NAMES`]; 0 if there is none, or [`UNHOOKABLE`].
 static ORIGINALS: [AtomicUsize; HOOK_COUNT] = [const { AtomicUsize::new(0) }; HOOK_COUNT];
 /// Marks a function whose first definition is indirect (IFUNC) or a variable: its address is unknown, and calls must
-/// not be led to a later object's.
+/// not reach a later object's.
 const UNHOOKABLE: usize = usize::MAX;
 /// Function that [`set_function_before_loader_calls`] stored; 0 if none was stored.
 static BEFORE_CALL: AtomicUsize = AtomicUsize::new(0);

@@ -1,15 +1,13 @@
 //! The process's sampler: records what the hooks report. It is started, stopped and cleared here.
 #![expect(unsafe_code, reason = "tables that only one thread may clear")]
 
-use core::arch::asm;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use memprof_languages::{NameMemory, NativeStack, set_name_memory};
-use memprof_unwind::{
-    PseudoFrames, Registers, SavedRegisters, WORKSPACE_FRAMES, Workspace, walk_this_thread,
-};
+use memprof_unwind::{PseudoFrames, WORKSPACE_FRAMES, Workspace, walk_this_thread};
 
 use crate::address_hash::AddressHash;
+use crate::caller_registers::caller_registers;
 use crate::countdown;
 use crate::early_ends;
 use crate::filter::Filter;
@@ -377,32 +375,6 @@ fn insert_sample(claim: ClaimedCell<'_>, sample: Sample) {
 /// Counts a sample that cannot be recorded, because a table is full or no workspace for the stack walk is free.
 fn count_lost_sample() {
     LOST.fetch_add(1, Relaxed);
-}
-
-/// Returns the registers with which a stack walk starts: those of the caller, into which this function is inlined.
-#[inline(always)]
-fn caller_registers() -> (Registers, SavedRegisters) {
-    let (pc, sp, bp);
-    let mut saved: SavedRegisters = [0; 5];
-    // SAFETY: the instructions copy registers to this function's variables.
-    unsafe {
-        asm!(
-            "mov [{saved}], rbx",
-            "mov [{saved} + 8], r12",
-            "mov [{saved} + 16], r13",
-            "mov [{saved} + 24], r14",
-            "mov [{saved} + 32], r15",
-            "lea {pc}, [rip]",
-            "mov {sp}, rsp",
-            "mov {bp}, rbp",
-            saved = in(reg) saved.as_mut_ptr(),
-            pc = out(reg) pc,
-            sp = out(reg) sp,
-            bp = out(reg) bp,
-            options(nostack, preserves_flags),
-        );
-    }
-    (Registers { pc, sp, bp }, saved)
 }
 
 #[cfg(test)]

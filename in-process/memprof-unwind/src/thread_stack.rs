@@ -63,7 +63,7 @@ impl ThreadStack {
     }
 
     /// Returns the calling thread's stack, which contains `sp`. `word` has a thread id and a number of pages. If the id
-    /// is the thread's, so many pages below the top of the stack are known to be readable.
+    /// is the thread's, that many pages below the top of the stack are known to be readable.
     #[inline(always)]
     fn with_word(sp: usize, thread: Thread, word: &'static AtomicU64) -> Self {
         let top = stack_top(sp, thread);

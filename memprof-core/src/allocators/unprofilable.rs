@@ -108,7 +108,7 @@ impl Unprofilable {
         }
     }
 
-    /// Machine-readable code of the finding in `doctor`.
+    /// Machine-readable code of the finding in `doctor`. Scripts compare it, so it stays if a variant is renamed.
     pub(crate) fn finding_code(&self) -> &'static str {
         match self {
             Self::NoProfiler { .. } => "no_jemalloc",

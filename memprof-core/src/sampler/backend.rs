@@ -241,7 +241,8 @@ impl Backend {
         }
     }
 
-    /// Writes a profile with the selected sampler to the temporary file `scratch`, and checks it. Stores for how long
+    /// Writes a profile with the selected sampler to the temporary file `scratch`, and checks it. Kinds other than heap
+    /// and pinned are always written by the allocator. Stores for how long
     /// the allocator's own profiler may have stalled threads. Call it on the dumper's thread only: jemalloc never
     /// samples the calling thread again.
     ///

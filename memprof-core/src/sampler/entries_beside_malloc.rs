@@ -21,7 +21,7 @@ impl EntriesBesideMalloc {
     pub(super) fn find() -> Self {
         Self {
             used: PatchedEntries::iter_beside_malloc().collect(),
-            known: first_function_addresses(),
+            known: first_patched_functions(),
         }
     }
 
@@ -29,7 +29,7 @@ impl EntriesBesideMalloc {
     pub(super) fn without_tables() -> Self {
         Self {
             used: Vec::new(),
-            known: first_function_addresses(),
+            known: first_patched_functions(),
         }
     }
 
@@ -50,7 +50,7 @@ impl EntriesBesideMalloc {
 
     /// Whether `memprof attach` has written or restored entry patches since the search.
     pub(super) fn is_outdated(&self) -> bool {
-        self.known != first_function_addresses()
+        self.known != first_patched_functions()
     }
 
     /// Enables the hooks of all used tables. `None` if a patched function no longer begins with memprof's jump.
@@ -67,16 +67,17 @@ impl EntriesBesideMalloc {
     }
 }
 
-/// Address of the first patched function of each complete table; it identifies the table.
-fn first_function_addresses() -> Vec<usize> {
+/// Address of the first function in each table of patched functions that `memprof attach` has finished, but for that of
+/// `malloc`. Callers tell the tables apart by it.
+fn first_patched_functions() -> Vec<usize> {
     let tables = PatchedEntries::iter_beside_malloc();
     tables.map(|entries| entries.first_function()).collect()
 }
 
 /// Whether `memprof attach` has patched the functions of an allocator that does not serve `malloc`. It has if patched
 /// functions are in the object that contains the allocator.
-pub(super) fn is_patched_beside_malloc(allocator: &AllocatorIdentity) -> bool {
-    let functions = first_function_addresses();
+pub(super) fn is_non_malloc_allocator_patched(allocator: &AllocatorIdentity) -> bool {
+    let functions = first_patched_functions();
     !allocator.owns_malloc
         && !functions.is_empty()
         && loaded_objects::list_loaded_objects().iter().any(|object| {

@@ -12,7 +12,7 @@ pub(crate) use super::jemalloc_hooks::touch_hooked_jemalloc;
 pub(crate) use super::selected_sampler::SelectedSampler;
 
 use super::SamplerSelection;
-use super::entries_beside_malloc::is_patched_beside_malloc;
+use super::entries_beside_malloc::is_non_malloc_allocator_patched;
 use super::fork::{keep_sampling_in_children, register_fork_handler};
 use super::interception::{Interception, require_patched_slots};
 use super::interception_error::{
@@ -111,7 +111,7 @@ impl OwnSampler {
             running => running,
         };
         let hooks = || allocator.as_jemalloc().and_then(JemallocHookInstaller::new);
-        let sampler = if identity.owns_malloc || is_patched_beside_malloc(identity) {
+        let sampler = if identity.owns_malloc || is_non_malloc_allocator_patched(identity) {
             Interception::find(identity, hooks)
         } else {
             Interception::with_jemalloc_hooks(hooks()?, identity)
@@ -144,7 +144,7 @@ impl OwnSampler {
     /// Whether a sampler can now be created for an allocator that had none, because `memprof attach` patched its
     /// functions.
     pub(crate) fn is_possible_for(allocator: &Allocator) -> bool {
-        is_patched_beside_malloc(allocator.identity())
+        is_non_malloc_allocator_patched(allocator.identity())
     }
 
     /// Reason why memprof's sampler cannot be used in this process. `None` if it can.

@@ -80,7 +80,8 @@ impl SampledBytes {
 }
 
 /// Maximum size of a block for a request of `size` bytes. Size classes of jemalloc and tcmalloc are at most a quarter
-/// larger. glibc's chunks (malloc.c, `MINSIZE`) have a header, and at least 32 bytes.
+/// larger, small ones at most 16 bytes. glibc's chunks (malloc.c, `MINSIZE`) have a header of 8 bytes, are rounded up
+/// to 16, and have at least 32 bytes.
 fn max_block_size(size: f64) -> f64 {
     (size * 1.25 + 24.0).max(32.0)
 }

@@ -1,17 +1,13 @@
 //! Attaches to a process: two sequences of remote calls create a thread in it, which loads and starts the plugin.
 
 use std::arch::x86_64::__cpuid_count;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
-use memprof_ptrace::maps::mappings;
+use memprof_ptrace::Refusal;
 use memprof_ptrace::process::{FAULT_SIGNALS, ProcStatus};
 use memprof_ptrace::remote_call::RemoteCall;
-use memprof_ptrace::{HaltWatch, Refusal};
-use nix::errno::Errno;
 
 use crate::address_gap::find_unmapped_gap;
 use crate::attachment::Attachment;
@@ -19,25 +15,23 @@ use crate::error::{AttachError, explain_exit_or_exec};
 use crate::fork;
 use crate::injected_code::{creator_offset, loader_code};
 use crate::jvm;
-use crate::memory_file::{MEMFD_NAME, provide_plugin_file};
+use crate::load_outcome::{LoadOutcome, wait_until_loaded};
+use crate::memory_file::MEMFD_NAME;
 use crate::outcome::AttachOutcome;
 use crate::plugin::{ENTRY_NAME, Plugin, PluginSource};
 use crate::room::require_room_for_attachment;
 use crate::run_calls::{
-    CallInProgress, FunctionStack, POLL_INTERVAL, build_map_call, build_unmap_call, has_returned,
-    run_calls, unmap_ranges, wait_until_mapped, write_error,
+    FunctionStack, build_map_call, build_unmap_call, run_calls, unmap_ranges, wait_until_mapped,
+    write_error,
 };
-use crate::shared_page::{self, LoaderAck, LoaderStage, RemotePage, SharedPage};
-use crate::step_deadline::StepDeadline;
-use crate::target::{Target, read_maps, thread_lost_error};
+use crate::shared_page::{self, RemotePage, SharedPage};
+use crate::target::Target;
 use crate::target_root::TemporaryCopy;
 use crate::thread_limit::RaisedThreadLimit;
 
 const PAGE_SIZE: u64 = 4096;
 /// Size of the stack on which a remote call runs `pthread_create(3)` and the program's allocator, in bytes.
 const STACK_SIZE: u64 = 128 << 10;
-/// Timeout for the plugin to be loaded. Its constructors run meanwhile, and the loader's lock is waited for.
-const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval at which the new thread polls for a reply: `tv_nsec` of its `struct timespec`.
 const THREAD_POLL_INTERVAL_NS: u64 = 10_000_000;
 
@@ -273,132 +267,4 @@ fn has_protection_keys() -> bool {
 /// Returns the signal mask of all signals except those with the numbers in `signals`.
 fn signal_mask_except<'a>(signals: impl Iterator<Item = &'a i32>) -> u64 {
     signals.fold(u64::MAX, |mask, signal| mask & !(1 << (signal - 1)))
-}
-
-/// Outcome of creating the new thread.
-enum LoadOutcome {
-    /// Error text of the loader or the plugin; empty on success.
-    Finished(String),
-    /// `pthread_create(3)` failed, with this errno.
-    NoThread(Errno),
-}
-
-/// Waits until the plugin was started, or its loading or its thread has failed. Provides the file in memory when the
-/// thread requests it. `creator` is the call that creates the thread. Gives up if the process is stopped, or if a step
-/// takes too long; the error then says what of memprof is left in the process.
-fn wait_until_loaded(
-    target: &Target,
-    page: RemotePage<'_>,
-    plugin: &Plugin,
-    creator: &CallInProgress,
-) -> Result<LoadOutcome, AttachError> {
-    let lost_error = |_| thread_lost_error(target);
-    let give_up = |reason: String| match cancel_loading(page) {
-        Ok(left) => Err(AttachError::Failed(format!("{reason}; {left}"))),
-        Err(error) => Err(lost_error(error)),
-    };
-    let start = Instant::now();
-    let mut begin_deadline = StepDeadline::new();
-    let mut has_memfd = false;
-    let mut halts = HaltWatch::new(target.pid);
-    loop {
-        let stage = page.read_stage().map_err(lost_error)?;
-        if let Some(halt) = halts.poll() {
-            return give_up(halt.to_string());
-        }
-        match stage {
-            LoaderStage::Done => break,
-            LoaderStage::AwaitsFile if !has_memfd => {
-                if let Err(error) = provide_plugin_file(target, page, &plugin.path) {
-                    // The error of the file says more than that of a page that is gone.
-                    let _ = cancel_loading(page);
-                    return Err(error);
-                }
-                has_memfd = true;
-            }
-            // The creating thread has returned from the code, and no new thread runs in it.
-            LoaderStage::NotStarted
-                if has_thread_creation_failed(page).map_err(lost_error)?
-                    && has_returned(target, creator) =>
-            {
-                let errno = page
-                    .read_word(shared_page::CREATE_RESULT)
-                    .map_err(lost_error)?;
-                return Ok(LoadOutcome::NoThread(Errno::from_raw(errno as i32)));
-            }
-            LoaderStage::NotStarted if begin_deadline.has_passed(target.pid, creator.tid) => {
-                return give_up(format!(
-                    "its new thread did not begin for {} s (too many busy threads, or one of a real-time priority?)",
-                    begin_deadline.elapsed_seconds()
-                ));
-            }
-            stage if stage < LoaderStage::Calling && start.elapsed() > LOAD_TIMEOUT => {
-                return give_up(
-                    "it was still loading the plugin after a minute: the program holds the loader's lock, or a \
-                     constructor takes long"
-                        .into(),
-                );
-            }
-            _ if start.elapsed() > 2 * LOAD_TIMEOUT => {
-                return give_up("the plugin was still starting after two minutes".into());
-            }
-            _ => thread::sleep(POLL_INTERVAL),
-        }
-    }
-    if page
-        .read_word(shared_page::IS_MISALIGNED)
-        .map_err(lost_error)?
-        != 0
-    {
-        let malloc = page.read_word(shared_page::MALLOC).map_err(lost_error)?;
-        page.send_reply(LoaderAck::ResultRead).map_err(lost_error)?;
-        return Err(Refusal::Misaligned {
-            allocator: file_name_at(target.pid, malloc),
-        }
-        .into());
-    }
-    let message = page.read_text().map_err(lost_error)?;
-    page.send_reply(LoaderAck::ResultRead).map_err(lost_error)?;
-    Ok(LoadOutcome::Finished(message))
-}
-
-/// Requests the new thread to end without loading or calling the plugin. Returns the end of an error's sentence: what
-/// is left in the process.
-///
-/// # Errors
-/// The page is not mapped any more.
-fn cancel_loading(page: RemotePage<'_>) -> io::Result<&'static str> {
-    page.send_reply(LoaderAck::Cancelled)?;
-    // Read after the request, which the thread reads after it has stored its stage.
-    let Ok(stage) = page.read_stage() else {
-        return Ok("its new thread has ended there");
-    };
-    Ok(match stage {
-        LoaderStage::NotStarted | LoaderStage::Started | LoaderStage::AwaitsFile => {
-            "nothing is left there: the thread ends without loading the plugin"
-        }
-        LoaderStage::Loading => {
-            "the plugin's file may stay mapped there, without effect, until the process ends"
-        }
-        LoaderStage::Calling | LoaderStage::Done => {
-            "the plugin is there, or starts yet: it leaves by itself at the end of its time, or by `memprof detach`"
-        }
-    })
-}
-
-/// Returns the name, without directories, of the file that is mapped at an address of a process. Returns "of no file"
-/// if there is none, or if the mappings cannot be read.
-fn file_name_at(pid: u32, address: u64) -> String {
-    let maps = read_maps(pid).unwrap_or_default();
-    let mapping = mappings(&maps).find(|mapping| mapping.range.contains(&address));
-    let name = mapping.map(|mapping| String::from_utf8_lossy(mapping.file_name()).into_owned());
-    name.filter(|name| !name.is_empty())
-        .unwrap_or_else(|| "of no file".to_owned())
-}
-
-/// Returns whether `pthread_create(3)` has returned an error; false while it has not returned. Fails if the page is not
-/// mapped any more.
-fn has_thread_creation_failed(page: RemotePage<'_>) -> io::Result<bool> {
-    Ok(page.read_word(shared_page::CREATED)? != 0
-        && page.read_word(shared_page::CREATE_RESULT)? != 0)
 }

@@ -184,8 +184,9 @@ pub fn restore_entry_points(pid: u32) -> Result<Option<PatchReport>, AttachError
     explain_exit_or_exec(pid, || restore_patched_functions(pid))
 }
 
-/// Restores the first instructions of the patched functions. Does not watch for the end of the process. `None` if no
-/// function is patched, or if this user may not read the process's memory. Fails as [`restore_entry_points`] does.
+/// Restores the first instructions of the patched functions. If the process ends meanwhile, the error is that of the
+/// failed access: the caller explains it. `None` if no function is patched, or if this user may not read the process's
+/// memory. Fails as [`restore_entry_points`] does.
 fn restore_patched_functions(pid: u32) -> Result<Option<PatchReport>, AttachError> {
     // If this user may not trace the process, it has not patched it either.
     let (Ok(memory), Ok(maps)) = (Memory::open(pid), read_maps(pid)) else {

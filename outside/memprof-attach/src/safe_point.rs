@@ -11,7 +11,7 @@ use memprof_ptrace::Refusal;
 use memprof_ptrace::control_block::can_call_glibc;
 use memprof_ptrace::frame_memory::{StackOwner, find_frame_memory};
 use memprof_ptrace::process::ProcStatus;
-use memprof_ptrace::remote_call::{self, SavedContext, is_signal_frame};
+use memprof_ptrace::remote_call::{self, SavedContext};
 use memprof_ptrace::seccomp::{SpareCalls, require_plugin_calls, rseq_area};
 use memprof_ptrace::stop::{StopError, StoppedThread};
 use memprof_ptrace::syscall_restart::{
@@ -21,6 +21,7 @@ use memprof_ptrace::threads::list_threads;
 use memprof_ptrace::xstate::XState;
 
 use crate::error::AttachError;
+use crate::stack_scan::require_clean_stack;
 use crate::target::Target;
 
 /// Timeout for a thread to reach a safe point.
@@ -33,11 +34,6 @@ const RUNNING_THREADS_DELAY: Duration = Duration::from_millis(100);
 /// Running threads tried in each round, and the time between rounds: each is stopped for its inspection.
 const MAX_RUNNING_PER_ROUND: usize = 2;
 const RUNNING_POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// Bytes of a stack that are searched for a signal handler.
-const STACK_SCAN_LIMIT: u64 = 256 << 10;
-/// Words of a stack that are searched for return addresses into allocators. Words further up may be left over from
-/// returned functions.
-const RECENT_WORDS: usize = 512;
 
 /// Offset of `rseq_cs` in `struct rseq`.
 const RSEQ_CS_OFFSET: u64 = 8;
@@ -379,32 +375,4 @@ fn is_stream(pid: u32, descriptor: u64) -> bool {
             .iter()
             .any(|kind| link.as_os_str().as_bytes().starts_with(kind.as_bytes()))
     })
-}
-
-/// Fails if the 256 KiB of the stack above `pointer` contain a signal frame, whose interrupted code may hold a lock, or
-/// cannot be read. If `is_allocator_likely`, also fails if one of the 512 words next to `pointer` is an address in an
-/// allocator.
-fn require_clean_stack(
-    target: &Target,
-    pointer: u64,
-    is_allocator_likely: bool,
-) -> Result<(), &'static str> {
-    let stack = target.mapping_at(pointer).ok_or("a thread has no stack")?;
-    let length = (stack.range.end - pointer).min(STACK_SCAN_LIMIT) & !7;
-    let mut bytes = vec![0; length as usize];
-    let read = target.memory.read(pointer, &mut bytes);
-    read.map_err(|_| "a thread's stack cannot be read")?;
-    let words = bytes.chunks_exact(8);
-    let words: Vec<u64> = words
-        .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
-        .collect();
-    let restorer = target.gadgets.restorer;
-    if (0..words.len()).any(|index| is_signal_frame(&words[index..], restorer)) {
-        return Err("its threads are in signal handlers");
-    }
-    let is_allocator = |word: &u64| target.allocators.iter().any(|code| code.contains(word));
-    if is_allocator_likely && words.iter().take(RECENT_WORDS).any(is_allocator) {
-        return Err("its threads are in an allocator");
-    }
-    Ok(())
 }

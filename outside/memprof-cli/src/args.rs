@@ -21,10 +21,7 @@ use crate::record::RecordArgs;
 use crate::report::ReportArgs;
 use crate::run::RunArgs;
 use crate::serve::ServeArgs;
-
-/// Help of the arguments of a command that also examines a process without the plugin.
-pub(crate) const ANY_PROCESS_HELP: &str = "The process, also one without the plugin: a pid, a name, container:NAME or a \
-    socket's path; not needed while only one host runs. Then the message's arguments, listed below if it has any";
+use crate::target::ANY_PROCESS_HELP;
 
 /// Heap profiler for running processes.
 #[derive(Debug, Parser)]

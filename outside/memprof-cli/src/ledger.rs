@@ -18,7 +18,6 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use self::page::build_ledger_page;
-use crate::args::ANY_PROCESS_HELP;
 use crate::exit::{Outcome, USAGE, with_exit_code};
 use crate::message::{self, MessageArgs, TakenDump};
 use crate::process_names::describe_process;
@@ -29,7 +28,7 @@ use crate::result_output::{JSON_HELP, ResultFormat, ResultOutput};
 use crate::scratch::ScratchFile;
 use crate::slow_step::SlowStep;
 use crate::subject::{Subject, find_subject};
-use crate::target;
+use crate::target::{self, ANY_PROCESS_HELP};
 
 /// Show where the resident memory is, and what would help
 ///

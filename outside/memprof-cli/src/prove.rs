@@ -2,6 +2,7 @@
 
 mod arguments;
 mod at_exit_sampler;
+mod certainty;
 mod forwarder;
 mod origin_output;
 mod page;
@@ -12,15 +13,13 @@ use std::process::{Command, ExitCode, ExitStatus};
 
 use anyhow::Context;
 use memprof_leaks::exit_stop::{self, RunOutcome};
-use memprof_leaks::{
-    AnalysisOptions, AnalysisReport, LeakGroup, Proof, UnsearchedRole, prove_leaks,
-    prove_leaks_at_exit,
-};
+use memprof_leaks::{AnalysisOptions, LeakGroup, Proof, prove_leaks, prove_leaks_at_exit};
 use memprof_ptrace::pidfd::PidFd;
 use serde::Serialize;
 
 pub(crate) use self::arguments::ProveArgs;
 use self::at_exit_sampler::preload_sampler;
+use self::certainty::Certainty;
 use self::forwarder::{Recipient, SignalForwarder};
 use self::origin_output::OriginOutput;
 use self::page::build_page;
@@ -51,18 +50,6 @@ struct ProveOutput<'a> {
     #[serde(flatten)]
     analysis: AnalysisSummary<'a>,
     leaked: LeakedTotals<'a>,
-}
-
-/// Certainty of the result, by the parts that were not searched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Certainty {
-    /// No unsearched part could change the result.
-    Proven,
-    /// Objects are reported to which an unsearched part may hold pointers.
-    Probable,
-    /// Nothing is reported, and an unsearched part may hold leaked objects.
-    Unknown,
 }
 
 /// Totals and groups of the leaked objects.
@@ -313,19 +300,6 @@ fn build_output(pid: u32, proof: &Proof, top: usize) -> ProveOutput<'_> {
     };
     reply.text = format_text(&reply, top);
     reply
-}
-
-impl Certainty {
-    /// Returns the certainty of a result with `leaked` leaked objects. Without leaks, it is unknown if some objects
-    /// were not searched. With leaks, it is only probable if some memory was not searched for pointers.
-    fn from_report(report: &AnalysisReport, leaked: u64) -> Self {
-        match leaked {
-            0 if report.has_unsearched_part(UnsearchedRole::Objects) => Self::Unknown,
-            0 => Self::Proven,
-            _ if report.has_unsearched_part(UnsearchedRole::Pointers) => Self::Probable,
-            _ => Self::Proven,
-        }
-    }
 }
 
 /// Returns the first line of the text and the page: how much is leaked, and how certain that is.

@@ -16,6 +16,10 @@ use crate::container;
 use crate::exit::{UNREACHABLE, USAGE, with_exit_code};
 use crate::process_names::{has_name, parse_named_pid, pids_with_name};
 
+/// Help of the arguments of a command that also examines a process without the plugin.
+pub(crate) const ANY_PROCESS_HELP: &str = "The process, also one without the plugin: a pid, a name, container:NAME or a \
+    socket's path; not needed while only one host runs. Then the message's arguments, listed below if it has any";
+
 // Options that select the host and the form of the reply. No doc comment: clap would add it to the help of each
 // command with these options.
 #[derive(Debug, clap::Args)]

@@ -411,7 +411,7 @@ mod tests {
         check(make_unreadable, 0, true);
     }
 
-    /// Creates a file of so many bytes.
+    /// Creates a file of that many bytes.
     fn add_profile(dumps: &Path, bytes: u64) {
         let file = fs::File::create(dumps.join("0.json")).unwrap();
         file.set_len(bytes).unwrap();

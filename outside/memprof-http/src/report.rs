@@ -423,7 +423,7 @@ mod tests {
         check(Error::Io { act, source }, "internal");
     }
 
-    /// Endless lines of threads, which are not stored. Fails after so many bytes.
+    /// Endless lines of threads, which are not stored. Fails after that many bytes.
     struct EndlessThreads(u64);
 
     impl Read for EndlessThreads {

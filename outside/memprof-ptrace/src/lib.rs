@@ -29,6 +29,7 @@ mod process_list;
 mod program_watch;
 mod ptrace_request;
 mod reader;
+mod reader_server;
 mod refusal;
 pub mod remote_call;
 pub mod sanitizer;

@@ -10,6 +10,7 @@ mod header_word;
 mod legacy;
 mod map_line;
 mod maps;
+mod marker_lines;
 mod numbers;
 mod pinned;
 mod stack_text;
@@ -19,6 +20,7 @@ mod tcmalloc;
 mod v2;
 
 pub use export::export_dump;
+pub(crate) use marker_lines::starts_dump;
 pub use tcmalloc::write_tcmalloc;
 
 use std::io::BufRead;
@@ -30,38 +32,9 @@ use crate::names::replace_unprintable;
 use crate::profile::{Address, Profile, Sample, SampleValues};
 use crate::pseudo_frames::StackMarks;
 use crate::unsample::describe_header_agreement;
-
-/// First bytes of jemalloc's header, and of tcmalloc's.
-const JEMALLOC_HEADER: &[u8] = b"heap_v2/";
-const TCMALLOC_HEADER: &[u8] = b"heap profile:";
-
-/// First bytes of a dump, after blanks.
-const DUMP_STARTS: [&[u8]; 6] = [
-    JEMALLOC_HEADER,
-    TCMALLOC_HEADER,
-    b"--- symbol",
-    b"--- growth",
-    b"--- heap\n",
-    b"--- heap\r",
-];
-
-/// Prefixes of lines that allocators write before a dump: warnings of tcmalloc, and what jemalloc prints to standard
-/// error (`prof_leak:true`), which may be in the same file.
-const MESSAGE_PREFIXES: [&[u8]; 2] = [b"%warn", b"<jemalloc>:"];
-
-/// Returns the text of a message that the allocator wrote before its dump. `None` if the line is no message.
-fn strip_message_prefix(line: &[u8]) -> Option<&[u8]> {
-    MESSAGE_PREFIXES
-        .iter()
-        .find_map(|prefix| line.strip_prefix(*prefix))
-}
-
-/// Returns whether a file that starts with these bytes, after blanks, is a heap dump in text, which may begin with
-/// messages of the allocator.
-pub(crate) fn starts_dump(magic: &[u8]) -> bool {
-    let text = magic.trim_ascii_start();
-    strip_message_prefix(text).is_some() || DUMP_STARTS.iter().any(|start| text.starts_with(start))
-}
+use marker_lines::{
+    JEMALLOC_HEADER, TCMALLOC_HEADER, is_mappings_header, starts_next_dump, strip_message_prefix,
+};
 
 /// Reads a heap dump, or a symbolized one (`--- symbol`), and those of other processes that follow it in the file.
 ///
@@ -94,17 +67,6 @@ pub(crate) fn parse_dumps(
     Ok(profiles)
 }
 
-/// Returns whether a line after mappings is the header of another process's dump.
-fn starts_next_dump(line: &[u8]) -> bool {
-    line.starts_with(JEMALLOC_HEADER) || line.starts_with(TCMALLOC_HEADER)
-}
-
-/// Returns whether the mappings start after `line`.
-fn is_mappings_header(line: &[u8]) -> bool {
-    let line = line.trim_ascii_start();
-    line.starts_with(b"MAPPED_LIBRARIES:") || line.starts_with(b"--- Memory map:")
-}
-
 /// State of the parser: which lines may come next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DumpSection {
@@ -132,7 +94,7 @@ struct DumpReader<'a> {
     code_history: code_history::CodeHistory,
     /// Number of the header's line, from 1.
     header_line: u64,
-    /// Texts of the allocator's [messages](MESSAGE_PREFIXES).
+    /// Texts of the allocator's [messages](marker_lines::MESSAGE_PREFIXES).
     writer_warnings: Vec<String>,
     /// State of a dump in tcmalloc's format. `None` for jemalloc's.
     legacy: Option<legacy::LegacyDump>,

@@ -172,7 +172,7 @@ impl Measurement<'_> {
                 case.name, memory.file
             ));
         }
-        if let (Some(peer), Some(ratio)) = (&case.peer, self.peer_ratio())
+        if let (Some(peer), Some(ratio)) = (&case.peer, self.time_relative_to_peer())
             && ratio > peer.ratio
         {
             let limit = peer.ratio;
@@ -184,8 +184,8 @@ impl Measurement<'_> {
         broken
     }
 
-    /// Seconds of memprof for each of the peer's, at the largest size. `None` if no peer was measured.
-    fn peer_ratio(&self) -> Option<f64> {
+    /// Seconds of memprof for each second of the peer, at the largest size. `None` if no peer was measured.
+    fn time_relative_to_peer(&self) -> Option<f64> {
         Some(self.usages[2].seconds / self.peer_seconds?)
     }
 }
@@ -210,9 +210,11 @@ impl fmt::Display for Measurement<'_> {
         if let (Some(memory), Some(ratio)) = (&self.case.memory, self.memory_ratio) {
             write!(f, "\n  memory / {}: {ratio:.2}", memory.file)?;
         }
-        if let (Some(peer), Some(seconds), Some(ratio)) =
-            (&self.case.peer, self.peer_seconds, self.peer_ratio())
-        {
+        if let (Some(peer), Some(seconds), Some(ratio)) = (
+            &self.case.peer,
+            self.peer_seconds,
+            self.time_relative_to_peer(),
+        ) {
             write!(
                 f,
                 "\n  {}: {seconds:.2} s; memprof takes {ratio:.2} of it",

@@ -12,6 +12,7 @@
     reason = "called by memprof-attach, and a handler of fork(2)"
 )]
 
+mod argument;
 mod attach_lock;
 mod thread_limit;
 
@@ -27,15 +28,14 @@ use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::{MEMPROF_INTERNAL, MEMPROF_INVALID_ARGUMENT, memprof_plugin_entry_t};
 use rustix::thread::Timespec;
 use rustix::thread::futex::{self, Flags};
-use serde::Deserialize;
 
-use super::config::{self, Control, Settings};
+use super::config::Control;
 use super::instance::{self, Adapter, AdapterInstance};
 use super::log::ProgramLog;
 use super::{catch_panic, control};
 use crate::socket_dir::{self, abstract_name};
+use argument::Attachment;
 use attach_lock::{loaded_by_program_error, lock_when_detached};
-use thread_limit::RaisedThreadLimit;
 
 /// Memory in bytes that must be free: for the first threads of an attachment, and their heaps.
 const THREADS_BYTES: usize = 16 << 20;
@@ -78,31 +78,6 @@ static INCLUDES_CHILDREN: AtomicBool = AtomicBool::new(false);
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 /// Whether an attachment created the instance; otherwise another adapter did.
 static CREATED_INSTANCE: AtomicBool = AtomicBool::new(false);
-
-/// Argument of `memprof attach`, as TOML.
-#[derive(Debug, Deserialize)]
-struct Attachment {
-    /// Time until the attachment ends, in milliseconds.
-    lease_ms: u64,
-    /// Whether forked children are attached to as well.
-    #[serde(default)]
-    children: bool,
-    /// Keys of the plugin's config, as `key=value`.
-    #[serde(default)]
-    words: Vec<String>,
-    /// File with keys of the plugin's config.
-    file: Option<ConfigFile>,
-    /// Limit of threads, if it was raised for memprof's threads.
-    thread_limit: Option<RaisedThreadLimit>,
-}
-
-/// A config file that `memprof attach` has read.
-#[derive(Debug, Deserialize)]
-struct ConfigFile {
-    /// Path where `memprof attach` runs.
-    path: String,
-    text: String,
-}
 
 /// Value of the argument `table` with which memprof-attach (`injected_code.rs`) says that the calling thread has a
 /// descriptor table of its own, without files: "Tabl" in ASCII.
@@ -292,19 +267,6 @@ fn open_socket_with_fallbacks(
     opened.or_else(open_in_tmp).or_else(open_abstract)
 }
 
-impl Attachment {
-    /// Parses the plugin's config: the `key=value` words, which override the keys of the file. Fails if a word has no
-    /// `=`, if a key is given twice or has no name, if the file is no TOML, or if `control` or `allow` has an invalid
-    /// value.
-    fn parse_settings(&self) -> Result<Settings, Failure> {
-        let pairs = self.words.iter().map(|pair| config::split_pair(pair));
-        let pairs = pairs.collect::<Result<Vec<_>, _>>()?;
-        let file = self.file.as_ref();
-        let file = file.map(|file| (file.path.as_str(), file.text.as_str()));
-        config::parse_setting_pairs_with_file(pairs, file)
-    }
-}
-
 /// Names the calling thread, which `memprof attach` created, `memprof.loader`. Detaching waits for threads named
 /// `memprof-…`, but must not wait for this one: if its `memprof attach` was killed, the thread lives for up to 20 s.
 fn set_loader_thread_name() {
@@ -395,7 +357,8 @@ fn boot_time_ms() -> u64 {
 #[macro_export]
 macro_rules! __export_attached {
     ($how:ident, $entry:path) => {
-        /// Entry point that `memprof attach` calls after loading this library. Returns null, or the reason of a failure.
+        /// Entry point that `memprof attach` calls after loading this library. Returns null, or the reason of a
+        /// failure.
         ///
         /// # Safety
         /// Only memprof-attach calls it, on a thread that it created: `toml` is NUL-terminated, and `table` says

@@ -12,23 +12,26 @@
 //!   descriptor number is never mistaken for the socket.
 #![expect(unsafe_code, reason = "handlers of fork(2) and exit(3)")]
 
+mod start_settings;
+
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use log::{Level, LevelFilter};
-use memprof_own::{ForkGuard, LockFreeOnce, Privileges, ThreadSpec};
+use memprof_own::{ForkGuard, Privileges, ThreadSpec};
 use memprof_plugin_abi::Failure;
 use memprof_plugin_abi::raw::memprof_plugin_entry_t;
 
-use super::config::{Control, Settings};
+use super::config::Settings;
 use super::host_symbols::MissingSymbol;
-use super::instance::{self, Adapter, AdapterInstance};
+use super::instance::{self, AdapterInstance};
 use super::log::ProgramLog;
 use super::one_time_event::OneTimeEvent;
 use super::startup_delay::FirstDelay;
 use super::stderr_log::LogDestination;
 use super::{catch_panic, environment, library_copies, own_sockets};
 use crate::socket_dir::own_default_dir;
+use start_settings::{START_SETTINGS, StartSettings};
 
 /// The thread that starts the plugin after a delay. A fork handler creates it too, so it must not need an allocation.
 static DELAYED_START_THREAD: ThreadSpec = ThreadSpec {
@@ -68,17 +71,6 @@ static SAMPLING_STARTED: OneTimeEvent = OneTimeEvent::new();
 /// The program has called exit(3).
 static EXIT_STARTED: OneTimeEvent = OneTimeEvent::new();
 static START_FINISHED: OneTimeEvent = OneTimeEvent::new();
-
-/// Config from the time when the library was loaded or first used. The environment is not read again, because the
-/// program may change it at any time on another thread.
-struct StartSettings {
-    entry: &'static memprof_plugin_entry_t,
-    log: ProgramLog,
-    settings: Result<Settings, Failure>,
-    stderr: LogDestination,
-}
-
-static START_SETTINGS: LockFreeOnce<StartSettings> = LockFreeOnce::new();
 
 /// Id of the process that last created a start thread, or tried to.
 static STARTING_PROCESS: AtomicU32 = AtomicU32::new(0);
@@ -362,22 +354,6 @@ fn is_plugin_served_already(start: &StartSettings) -> bool {
         start.log.write_line(Level::Info, line);
     }
     is_served
-}
-
-impl StartSettings {
-    /// Returns the adapter that logs as these settings say. It opens a control socket by default.
-    fn adapter(&'static self) -> Adapter {
-        Adapter {
-            log: &self.log,
-            control: Control::On,
-        }
-    }
-
-    /// Returns whether, and where, the config requests a control socket. `None` if the config is invalid or does not
-    /// mention one.
-    fn control(&self) -> Option<&Control> {
-        self.settings.as_ref().ok()?.control.as_ref()
-    }
 }
 
 /// Writes a log line, with its level, to standard error. Drops it if the program has replaced standard error.

@@ -139,7 +139,7 @@ pub unsafe fn handle_call(call: *mut Call) -> Datum {
 /// # Safety
 /// The server calls it as a function with one text argument that returns a text.
 #[doc(hidden)]
-pub unsafe fn handle_call_for_all(call: *mut Call) -> Datum {
+pub unsafe fn handle_send_to_all_processes(call: *mut Call) -> Datum {
     // SAFETY: the caller promises a call by the server.
     unsafe {
         run_sql_function(call, |server, message| {
@@ -207,11 +207,11 @@ macro_rules! __export_postgres {
 
             /// `pg_memory_profile_all`: the SQL function for all processes of the server.
             #[unsafe(export_name = concat!("pg_", env!("CARGO_CRATE_NAME"), "_all"))]
-            unsafe extern "C-unwind" fn handle_call_for_all(
+            unsafe extern "C-unwind" fn handle_send_to_all_processes(
                 call: *mut postgres::Call,
             ) -> postgres::Datum {
                 // SAFETY: the server's argument, unchanged.
-                unsafe { postgres::handle_call_for_all(call) }
+                unsafe { postgres::handle_send_to_all_processes(call) }
             }
 
             /// fmgr.h, `PG_FUNCTION_INFO_V1`: the server requires such a function for each SQL function.

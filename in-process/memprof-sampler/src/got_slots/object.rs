@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_of_libc_symbols_are_told_apart() {
+    fn kinds_of_libc_symbols_differ() {
         let mut libc = None;
         for_each_object(&mut |object| {
             if object.is_libc() {

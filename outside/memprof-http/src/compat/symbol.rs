@@ -206,7 +206,7 @@ mod tests {
         check("MAPPED_LIBRARIES: x\n1\n", "");
     }
 
-    /// Reader of endless bytes `x`, which fails after so many.
+    /// Reader of endless bytes `x`, which fails after that many.
     struct Endless(u64);
 
     impl Read for Endless {

@@ -17,14 +17,14 @@ const COLLECTING: u64 = 0b10;
 const REFERENCES_SHIFT: u32 = 2;
 
 impl PythonTypes<'_> {
-    /// Records the `PyGC_Head` of all objects, so that its pointers hold nothing. Fails with `Memory` if the bitmaps of
-    /// these heads need more than `budget` has left.
+    /// Records where the `PyGC_Head` of each object is, so that the links of the collector's lists count as no
+    /// references. Fails with `Memory` if the bitmaps of these heads need more than `budget` has left.
     pub(crate) fn record_gc_heads(
         &mut self,
         objects: &Objects,
         budget: &mut MemoryBudget,
     ) -> Result<(), Error> {
-        // Only behind debug hooks a head lies farther from its object's start.
+        // A head begins at the start of its block or one head behind; only the allocator's debug hooks move it farther.
         const USUAL_PLACES: u64 = 2;
         budget.reserve(objects.bitmap_bytes(USUAL_PLACES))?;
         let mut is_usual = true;

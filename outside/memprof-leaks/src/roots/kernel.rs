@@ -149,7 +149,7 @@ fn add_descriptor_words(
         }
     }
     files.add_mapped_files(view, &mut roots.kernel);
-    roots.unsearched.extend(queues.notes());
+    roots.unsearched.extend(queues.unread_data_notes());
     if files.unopened_bytes > 0 {
         roots.unsearched.push(Unsearched::for_bytes(
             files.unopened_bytes,

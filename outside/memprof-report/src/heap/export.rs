@@ -22,8 +22,8 @@
 use std::io::{self, BufRead, Cursor, Read, Write};
 
 use super::checksum::{self, DumpChecksum};
+use super::marker_lines::{JEMALLOC_HEADER, TCMALLOC_HEADER, is_mappings_header};
 use super::stripped_frames::StrippedFrames;
-use super::{JEMALLOC_HEADER, TCMALLOC_HEADER, is_mappings_header};
 use crate::error::{Error, Result};
 use crate::file_magic::read_magic;
 use crate::limits::Limits;

@@ -20,8 +20,9 @@ use std::collections::HashSet;
 use std::io::{BufRead, Write};
 use std::mem;
 
+use super::checksum;
+use super::marker_lines::{is_mappings_header, starts_next_dump};
 use super::stripped_frames::StrippedFrames;
-use super::{checksum, is_mappings_header, starts_next_dump};
 use crate::error::{Error, Quoted, Result};
 use crate::limits::Limits;
 use crate::lines::{InputEnd, for_each_line, split_carriage_return};

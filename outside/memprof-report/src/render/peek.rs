@@ -9,8 +9,8 @@ use crate::options::Options;
 use crate::table::function_rows;
 
 /// Writes a block of lines for each function whose name matches the option `focus`: its callers, the function itself,
-/// and its callees. With `top`, a block has at most so many callers and so many callees, those with the largest values.
-/// Fails if the calls exceed the memory budget.
+/// and its callees. With `top`, a block has at most that many callers and that many callees, those with the largest
+/// values. Fails if the calls exceed the memory budget.
 pub(super) fn write_peek(
     input: &RenderInput<'_>,
     options: &Options,

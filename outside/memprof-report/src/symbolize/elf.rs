@@ -78,7 +78,7 @@ pub(super) fn symbolize_file(
     }
     let is_stripped = file.symbol_table().is_none() && debug.is_none();
     if queries.is_empty() {
-        notes.push(outside_code_note(object_file));
+        notes.push(wrong_file_note(object_file));
     } else if is_stripped && object_file.is_main && !symbols.is_complete() {
         notes.push(
             "it is stripped, so functions that it does not export are numbers; its debug package, or --binary \
@@ -252,7 +252,7 @@ fn to_linked_addresses(
 }
 
 /// Returns a note that no address lies in the segments of the file that was found.
-fn outside_code_note(object_file: &ObjectFile<'_>) -> String {
+fn wrong_file_note(object_file: &ObjectFile<'_>) -> String {
     let count = object_file.queries.len();
     format!(
         "it names nothing, for none of the {count} addresses lies in its segments: it is another file than was mapped"

@@ -283,7 +283,7 @@ impl ErrorApi {
 mod tests {
     use std::mem::offset_of;
 
-    use super::super::{handle_call, handle_call_for_all};
+    use super::super::{handle_call, handle_send_to_all_processes};
     use super::*;
 
     #[test]
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn result_is_null_without_a_server() {
-        for handle in [handle_call, handle_call_for_all] {
+        for handle in [handle_call, handle_send_to_all_processes] {
             let argument = Argument {
                 value: 0,
                 is_null: false,

@@ -117,7 +117,7 @@ impl Release {
             for start in region.range.clone().step_by(BLOCK_SIZE - MAX_BANNER) {
                 let length = BLOCK_SIZE.min((region.range.end - start) as usize);
                 let read = view.read(start, &mut block[..length]);
-                if let Some(release) = Self::parse(&block[..read]) {
+                if let Some(release) = Self::find_in_library(&block[..read]) {
                     all.insert(release);
                     break;
                 }
@@ -128,7 +128,7 @@ impl Release {
 
     /// Finds the version in bytes of a library, e.g. 2.36 in `GNU C Library (Debian GLIBC 2.36-9) stable release
     /// version 2.36.` `None` if they do not contain such a text.
-    fn parse(bytes: &[u8]) -> Option<Self> {
+    fn find_in_library(bytes: &[u8]) -> Option<Self> {
         let banner = &bytes[memmem::find(bytes, BANNER)?..];
         let banner = &banner[..banner.len().min(MAX_BANNER)];
         let version = &banner[memmem::find(banner, BEFORE_VERSION)? + BEFORE_VERSION.len()..];
@@ -167,7 +167,11 @@ mod tests {
     #[test]
     fn release_is_parsed_from_banner() {
         let check = |text: &str, expected: Option<Release>| {
-            assert_eq!(Release::parse(text.as_bytes()), expected, "{text}");
+            assert_eq!(
+                Release::find_in_library(text.as_bytes()),
+                expected,
+                "{text}"
+            );
         };
         let debian = "\0GNU C Library (Debian GLIBC 2.36-9+deb12u14) stable release version 2.36.\nCopyright";
         check(debian, Some(Release(2, 36)));

@@ -69,7 +69,7 @@ pub(super) fn add_queued_words(
 
 impl Queues {
     /// Notes about the queued data that could not be read.
-    pub(super) fn notes(&self) -> Vec<Unsearched> {
+    pub(super) fn unread_data_notes(&self) -> Vec<Unsearched> {
         let why = "they can only be read by receiving them";
         let unread: u64 = self.unread.values().sum();
         let mut notes = Vec::new();
@@ -87,7 +87,8 @@ impl Queues {
                 why,
             ));
         }
-        // If the process made a pair, its receiver explains its sender. A child may have inherited the other end.
+        // A pair of sockets in this process is in `senders` once and in `receivers` once. The other end of each sender
+        // beyond that is in another process, for example a child that inherited it.
         let inherited = self.senders.len().saturating_sub(self.receivers.len());
         let foreign_queues = self.senders_to_others.len() + inherited;
         for (count, what, why) in [
