@@ -143,7 +143,7 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Print a completion script for a shell.
     Completions {
-        /// The shell; its script belongs where the shell looks, for bash in /etc/bash_completion.d/memprof.
+        /// The shell; its script belongs where the shell looks, for bash in `/etc/bash_completion.d/memprof`.
         shell: Shell,
     },
     /// Print the manual page, or write the pages of all commands to a directory.

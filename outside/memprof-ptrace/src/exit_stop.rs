@@ -169,7 +169,7 @@ impl TracedProgram {
     }
 
     /// Resumes each thread that stops, until every thread has begun to exit. The thread that ends the program, by
-    /// exit_group(2) or as the last one, stays stopped in its exit. Keeps the registers of threads that the program's
+    /// `exit_group(2)` or as the last one, stays stopped in its exit. Keeps the registers of threads that the program's
     /// exit ends. Returns `Exited` if the main thread's end is reported before: a signal has ended the program, or all
     /// threads have exited at once. Fails if ptrace(2) or waitpid(2) fails.
     fn run_to_exit(mut self) -> io::Result<RunOutcome> {

@@ -380,7 +380,7 @@ mod tests {
     #[test]
     fn patches_before_one_that_cannot_be_written_are_taken_back() {
         let memory = Memory::open(std::process::id()).unwrap();
-        let functions = vec![ORIGINAL; 2];
+        let functions = [ORIGINAL; 2];
         let address = |index: usize| functions[index].as_ptr() as u64;
         let stored = |index: usize| read_code(&memory, address(index)).unwrap();
         let writable = [patch(address(0)), patch(address(1))];
@@ -409,7 +409,7 @@ mod tests {
     #[test]
     fn changed_code_is_not_patched() {
         let memory = Memory::open(std::process::id()).unwrap();
-        let functions = vec![ORIGINAL, *b"other"];
+        let functions = [ORIGINAL, *b"other"];
         let patches = [0, 1].map(|index: usize| patch(functions[index].as_ptr() as u64));
         let reason = apply_patches(&memory, &patches).unwrap_err();
         assert!(reason.ends_with("has changed meanwhile"), "{reason}");
