@@ -102,10 +102,11 @@ impl<T: AsFd> GuardedFd<T> {
     /// called before every use, because the program may close the descriptor at any time.
     ///
     /// # Errors
-    /// `EBADF`: the program closed the descriptor, and may have opened another file with that number.
+    /// `EBADF`: the program closed the descriptor, and may have opened another file with that number. Otherwise that of
+    /// fstat(2).
     pub fn get(&self) -> Result<&T, Errno> {
-        match FdIdentity::from_fd(&*self.descriptor) {
-            Ok(current) if current == self.identity => Ok(&self.descriptor),
+        match FdIdentity::from_fd(&*self.descriptor)? {
+            current if current == self.identity => Ok(&self.descriptor),
             _ => Err(Errno::BADF),
         }
     }

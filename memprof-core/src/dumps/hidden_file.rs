@@ -53,7 +53,7 @@ fn lock_or_recreate_file(
 ) -> Result<OwnedFd, Errno> {
     for _ in 0..LOCK_ATTEMPTS {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) if is_file_named(&file, directory, name) => return Ok(file),
+            Ok(()) if !was_removed(&file, directory, name) => return Ok(file),
             Ok(()) => file = create_file(directory, name)?,
             Err(Errno::WOULDBLOCK) => thread::sleep(LOCK_RETRY_INTERVAL),
             Err(errno) => {
@@ -65,6 +65,17 @@ fn lock_or_recreate_file(
     }
     // It stays unlocked, so that the next `remove_abandoned_dumps` removes it.
     Err(Errno::AGAIN)
+}
+
+/// Returns whether `name` in `directory` leads to no file, or to another one than `file`. False if either cannot be
+/// examined.
+fn was_removed(file: &OwnedFd, directory: BorrowedFd<'_>, name: &str) -> bool {
+    let named = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
+    match (named, rustix::fs::fstat(file)) {
+        (Ok(named), Ok(own)) => (named.st_dev, named.st_ino) != (own.st_dev, own.st_ino),
+        (Err(errno), _) => errno == Errno::NOENT,
+        (Ok(_), Err(_)) => false,
+    }
 }
 
 /// Whether `name` in `directory` still leads to `file`. False if either cannot be examined.

@@ -16,7 +16,7 @@ use std::sync::Mutex;
 use memprof_messages::Operation;
 use memprof_own::{GuardedFd, move_above_stdio};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
-use rustix::io::retry_on_intr;
+use rustix::io::{Errno, retry_on_intr};
 
 use crate::dumps::hidden_file::{self, PRIVATE};
 use crate::dumps::publish::copy_in_pieces;
@@ -275,11 +275,14 @@ impl Drop for Scratch {
     }
 }
 
-/// Returns the open file. Fails if the program closed the descriptor, with an error that names this cause: EBADF would
-/// look like an error of memprof's.
+/// Returns the open file. If the program closed the descriptor, the error names this cause: EBADF alone would look like
+/// an error of memprof's. Fails otherwise with that of fstat(2).
 fn require_open_file(file: &GuardedFd<File>) -> io::Result<&File> {
-    file.get().map_err(|_| {
-        io::Error::other("the program closed memprof's descriptor of it meanwhile; try again")
+    file.get().map_err(|errno| match errno {
+        Errno::BADF => io::Error::other(
+            "the program closed memprof's descriptor of it meanwhile (EBADF); try again",
+        ),
+        errno => errno.into(),
     })
 }
 

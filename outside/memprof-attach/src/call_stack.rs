@@ -71,6 +71,10 @@ impl CallStacks {
             }
         }
         for object in std::mem::take(&mut self.missing) {
+            // Several threads may have lacked the same object.
+            if self.information.contains_key(&object) {
+                continue;
+            }
             let known = self.information.values().flatten();
             let size: usize = known.map(|information| information.bytes.len()).sum();
             let limit = MAX_UNWIND_INFO_SIZE.saturating_sub(size as u64);

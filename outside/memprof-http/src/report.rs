@@ -232,9 +232,10 @@ fn is_input_error(error: &Error) -> bool {
 /// Converts an error of a report. The error of a dump that is too large gets a remedy. Options that contradict each
 /// other or do not fit the dump are a conflict: each parameter was valid when it was parsed.
 fn problem_from_report_error(error: Error) -> Problem {
+    // The other limits are the same in `memprof report`.
     let is_limit = match &error {
-        Error::Input { source, .. } => matches!(**source, Error::Limit { .. }),
-        error => matches!(error, Error::Limit { .. }),
+        Error::Input { source, .. } => matches!(**source, Error::Limit { what: "bytes", .. }),
+        error => matches!(error, Error::Limit { what: "bytes", .. }),
     };
     match error.kind() {
         ErrorKind::Usage => Problem::contradiction(error.to_string()),

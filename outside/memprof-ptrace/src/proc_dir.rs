@@ -16,9 +16,11 @@ use crate::refusal::{Denial, Refusal};
 /// Most bytes of a command line that are read: a process may have arguments of megabytes.
 const MAX_COMMAND_BYTES: u64 = 4 << 10;
 
-/// Most bytes of another file of /proc that are read: another user may make mappings or mounts with long names. A
-/// million anonymous mappings take 50 MB in `maps`.
+/// Most bytes of another file of /proc that are read: another user may make mounts with long names.
 const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// Most bytes of `maps` that are read: a million mappings, some distributions' limit, of files with paths of 180 bytes.
+const MAX_MAPS_BYTES: u64 = 256 << 20;
 
 /// Room for a file of /proc before its first read. The files have no size, for which `fs::read` begins with 32 bytes.
 const FIRST_READ: usize = 8 << 10;
@@ -102,11 +104,16 @@ impl ProcDir {
     ///
     /// # Errors
     /// `NoSuchProcess`: the process has ended, or there is no such file; `Denied`: it is `status`, and /proc hides the
-    /// files of other users' processes; `Unreadable`: it cannot be read for another reason, or has more than 64 MiB.
+    /// files of other users' processes; `Unreadable`: it cannot be read for another reason, or has more than 64 MiB
+    /// (`maps`: 256 MiB).
     pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, Refusal> {
         let read = || {
             let file = File::open(self.path.join(name));
-            let text = file.and_then(|file| read_file_within(file, MAX_FILE_BYTES));
+            let limit = match name {
+                "maps" => MAX_MAPS_BYTES,
+                _ => MAX_FILE_BYTES,
+            };
+            let text = file.and_then(|file| read_file_within(file, limit));
             text.map_err(|error| self.read_error(name, &error))
         };
         let Some(known) = &self.known else {

@@ -22,6 +22,8 @@ const DT_RELASZ: i64 = 8;
 const DT_JMPREL: i64 = 23;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 
+/// Type of a function in assembly without `.type`; the loader accepts it.
+const STT_NOTYPE: u8 = 0;
 const STT_FUNC: u8 = 2;
 const STT_GNU_IFUNC: u8 = 10;
 
@@ -67,7 +69,7 @@ pub(super) struct Definition {
 impl Definition {
     /// Returns the address of the function. `None` if the symbol is an indirect function (IFUNC) or a variable.
     pub(super) fn direct_function(self) -> Option<usize> {
-        (self.kind == STT_FUNC).then_some(self.address)
+        matches!(self.kind, STT_NOTYPE | STT_FUNC).then_some(self.address)
     }
 
     /// Returns whether the symbol is an indirect function (IFUNC).

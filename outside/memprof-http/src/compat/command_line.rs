@@ -19,8 +19,14 @@ pub(super) async fn read_command_line(host: &Gateway) -> Result<String> {
             return Ok(without_trailing_nul(&bytes));
         }
     }
-    // The host joins the arguments with blanks.
-    Ok(host.host_info().await?.command.replace(' ', "\0"))
+    Ok(separate_arguments(&host.host_info().await?.command))
+}
+
+/// Separates the arguments of a command line as a host reports it by NUL. The host joins them by blanks, and puts a
+/// backslash before those in the program's path.
+fn separate_arguments(command: &str) -> String {
+    let parts = command.split("\\ ").map(|part| part.replace(' ', "\0"));
+    parts.collect::<Vec<_>>().join(" ")
 }
 
 /// Converts arguments to text without NULs at its end. The kernel ends each argument with a NUL, but Go's server only
@@ -33,6 +39,12 @@ fn without_trailing_nul(arguments: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blanks_in_program_separate_no_arguments() {
+        let separated = separate_arguments(r"/opt/my\ shop/web --port 80");
+        assert_eq!(separated, "/opt/my shop/web\0--port\080");
+    }
 
     #[test]
     fn trailing_nul_is_removed() {

@@ -16,6 +16,9 @@ use super::limited_file::LimitedFile;
 use super::regular_file::{READ_LIMIT, SearchPath, open_regular};
 use super::supplementary_link::has_supplementary_id;
 
+/// Most bytes of a debug file whose checksum is computed; the deadline mostly ends that earlier.
+const MAX_CHECKSUM_BYTES: u64 = 16 << 30;
+
 /// Bytes of a file that are added to its checksum at a time.
 const CHECKSUM_CHUNK: usize = 256 << 10;
 
@@ -115,7 +118,7 @@ impl Companions {
             let debug = open_regular(&path)?;
             let is_equal = match (build_id(&debug).ok()?.as_deref(), id) {
                 (Some(found), Some(id)) => found == id,
-                _ => file_crc(&debug, READ_LIMIT, deadline) == Some(checksum),
+                _ => file_crc(&debug, MAX_CHECKSUM_BYTES, deadline) == Some(checksum),
             };
             is_equal.then_some((debug, path))
         })

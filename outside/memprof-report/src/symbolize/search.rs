@@ -29,8 +29,8 @@ pub(super) struct Binary {
 }
 
 impl Binary {
-    /// Finds the binary's debug file, and stores it in `debug`; `None` if there is none. May read up to [`READ_LIMIT`]
-    /// bytes of each possible file until the `deadline`, to compute its checksum.
+    /// Finds the binary's debug file, and stores it in `debug`; `None` if there is none. May read each possible file
+    /// until the `deadline`, to compute its checksum.
     pub(super) fn find_debug_file(&mut self, deadline: Instant) {
         let id = self.build_id.as_deref();
         self.debug = self.companions.find_debug_file(&self.file, id, deadline);
