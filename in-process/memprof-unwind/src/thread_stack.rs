@@ -6,8 +6,8 @@
 //! stays readable. Other stacks, those of coroutines and signal handlers, do not extend to the top without a gap.
 //!
 //! A known limit: if a thread ended, and another thread has its control block at the same address but a smaller stack,
-//! the memory below that stack counts as readable until [`clear`]. A walk would read unmapped memory only if it left a
-//! coroutine's stack exactly there.
+//! the memory below that stack counts as readable until [`clear_known_stacks`]. A walk would read unmapped memory only
+//! if it left a coroutine's stack exactly there.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
