@@ -53,8 +53,11 @@ fn lock_or_recreate_file(
 ) -> Result<OwnedFd, Errno> {
     for _ in 0..LOCK_ATTEMPTS {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) if !was_removed(&file, directory, name) => return Ok(file),
-            Ok(()) => file = create_file(directory, name)?,
+            Ok(()) => match is_file_named(&file, directory, name) {
+                Ok(false) => file = create_file(directory, name)?,
+                // Where the name cannot be examined, a removed file fails at its rename.
+                Ok(true) | Err(_) => return Ok(file),
+            },
             Err(Errno::WOULDBLOCK) => thread::sleep(LOCK_RETRY_INTERVAL),
             Err(errno) => {
                 // Harmless: on a file system without locks, `remove_abandoned_dumps` removes nothing.
@@ -67,23 +70,14 @@ fn lock_or_recreate_file(
     Err(Errno::AGAIN)
 }
 
-/// Returns whether `name` in `directory` leads to no file, or to another one than `file`. False if either cannot be
-/// examined.
-fn was_removed(file: &OwnedFd, directory: BorrowedFd<'_>, name: &str) -> bool {
-    let named = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
-    match (named, rustix::fs::fstat(file)) {
-        (Ok(named), Ok(own)) => (named.st_dev, named.st_ino) != (own.st_dev, own.st_ino),
-        (Err(errno), _) => errno == Errno::NOENT,
-        (Ok(_), Err(_)) => false,
+/// Returns whether `name` in `directory` still leads to `file`. Fails if either cannot be examined.
+fn is_file_named(file: &OwnedFd, directory: BorrowedFd<'_>, name: &str) -> Result<bool, Errno> {
+    let own = rustix::fs::fstat(file)?;
+    match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(named) => Ok((named.st_dev, named.st_ino) == (own.st_dev, own.st_ino)),
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => Err(errno),
     }
-}
-
-/// Whether `name` in `directory` still leads to `file`. False if either cannot be examined.
-fn is_file_named(file: &OwnedFd, directory: BorrowedFd<'_>, name: &str) -> bool {
-    let named = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
-    rustix::fs::fstat(file).is_ok_and(|own| {
-        named.is_ok_and(|named| (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino))
-    })
 }
 
 /// Removes the temporary dumps that killed processes left behind in `directory`. If a dump cannot be removed, only logs
@@ -126,7 +120,7 @@ fn lock_if_abandoned(directory: BorrowedFd<'_>, name: &str) -> Option<OwnedFd> {
     let file = rustix::fs::openat(directory, name, flags, Mode::empty()).and_then(move_above_stdio);
     let file = file.ok()?;
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
-    is_file_named(&file, directory, name).then_some(file)
+    (is_file_named(&file, directory, name) == Ok(true)).then_some(file)
 }
 
 #[cfg(test)]
@@ -187,7 +181,7 @@ mod tests {
                 drop(lock);
                 locked.join().unwrap().unwrap()
             });
-            assert!(is_file_named(&file, directory, &name));
+            assert_eq!(is_file_named(&file, directory, &name), Ok(true));
             assert!(lock_if_abandoned(directory, &name).is_none());
             rustix::fs::unlinkat(directory, &*name, AtFlags::empty()).unwrap();
         };
@@ -209,7 +203,7 @@ mod tests {
             let is_lost = |sequence: &u32| {
                 let name = hidden(*sequence, ".heap");
                 let file = create_locked_file(&directory, &name);
-                !file.is_ok_and(|file| is_file_named(&file, directory.as_fd(), &name))
+                !file.is_ok_and(|file| is_file_named(&file, directory.as_fd(), &name) == Ok(true))
             };
             let lost = (0..2000).filter(is_lost).count();
             is_over.store(true, Ordering::Relaxed);
